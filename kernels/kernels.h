@@ -455,7 +455,7 @@ struct kernels_ops {
 
     /* For each of n rows: the `used` experts with the largest logits, largest first and the lower of equals first,
      * weigh softmax of those logits; y[n][cols] += the sum over them, in that order, of weight * (down(act(gate(x)) *
-     * up(x)) + bias). Rows that ask the same expert are taken together. in->cols == cols, in both forms. */
+     * up(x)) + bias). Rows that ask the same expert are taken together. in->cols == cols, as floats. */
     void (*mixture)(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_mixture *m, float *y);
 
     /* Picks n tokens from logits[][vocab] into out[n], which is pinned. Comes behind end(): what is picked from may

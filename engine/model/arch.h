@@ -59,6 +59,14 @@ enum model_slot {
     MODEL_SLOTS
 };
 
+struct model_slot_info {
+    const char *name; /* behind "blk.N." */
+    enum model_slot_kind kind;
+    enum model_dim rows, cols; /* of a vector: cols */
+    size_t at;                 /* in struct model_layer */
+};
+extern const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS];
+
 /* A slot may hold a slice of the tensor's rows. */
 enum model_slice {
     SLICE_ALL,
@@ -68,14 +76,6 @@ enum model_slice {
     SLICE_FIRST, /* of two of the slot's size */
     SLICE_SECOND,
 };
-
-struct model_slot_info {
-    const char *name; /* behind "blk.N." */
-    enum model_slot_kind kind;
-    enum model_dim rows, cols; /* of a vector: cols */
-    size_t at;                 /* in struct model_layer */
-};
-extern const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS];
 
 /* Where a file has no tensor of a slot's own name, and the architecture gives it no other: the one that some converters
  * make of several, and what of it the slot is. NULL: they make none. */

@@ -272,7 +272,7 @@ static void mixture(struct engine *e, const struct model_layer *y, int n, float 
 {
     const struct model *m = &e->model;
     struct step_scratch *s = e->step;
-    const struct kernels_acts h = acts(&s->h, &s->h_quants, m->n_embd, KERNELS_FLOATS | KERNELS_QUANTS);
+    const struct kernels_acts h = acts(&s->h, &s->h_quants, m->n_embd, KERNELS_FLOATS | kernels_form(y->router.type));
     const struct kernels_linear router = {.w = &y->router, .bias = y->router_bias, .y = s->router.p};
     e->ops->norm(e->kernels, x, n, y->ffn_norm, m->rms_eps, &h);
     e->ops->linear(e->kernels, &h, n, &router, 1);

@@ -111,7 +111,8 @@ void kernels_op_quantize(struct kernels *k, const float *x, int n, int cols, voi
 void kernels_op_embed(struct kernels *k, const struct kernels_matrix *w, const int32_t *ids, int n, float scale,
                       float *out);
 int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols);
-uint64_t kernels_linear_bytes(int max_rows, int max_cols); /* that reserve takes, but for a piece per worker */
+uint64_t kernels_linear_bytes(int max_rows, int max_cols); /* of quantized rows; reserve takes that, and a piece and
+                                                              sums per worker */
 void kernels_linear_release(struct kernels *k);
 
 /* y[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]; x and y [rows][d], may be the same; the same, quantized

@@ -137,12 +137,6 @@ static void embed(struct kernels *k, const struct kernels_matrix *w, float scale
     kernels_op_embed(k, w, k->batch.ids, k->batch.rows, scale, out);
 }
 
-static void norm(struct kernels *k, const float *x, int n, const float *weight, float eps,
-                 const struct kernels_acts *out)
-{
-    kernels_op_norm(k, x, n, weight, eps, out);
-}
-
 static void linear(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_linear *jobs,
                    int n_jobs)
 {
@@ -150,12 +144,6 @@ static void linear(struct kernels *k, const struct kernels_acts *in, int n, cons
     for (int i = 0; i < n_jobs; i++)
         if (jobs[i].softcap > 0.0f)
             kernels_op_softcap(k, jobs[i].y, (size_t)n * (size_t)jobs[i].w->rows, jobs[i].softcap);
-}
-
-static void gated(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_matrix *gate,
-                  const struct kernels_matrix *up, enum kernels_glu_kind kind, const struct kernels_acts *out)
-{
-    kernels_op_gated(k, in, n, gate, up, kind, out);
 }
 
 /* The quantized form of rows that are there as floats. */
@@ -205,10 +193,10 @@ const struct kernels_ops kernels_cpu_ops = {
     .end = end,
     .embed = embed,
     .rope_table = kernels_op_rope_table,
-    .norm = norm,
+    .norm = kernels_op_norm,
     .add_norm = kernels_op_add_norm,
     .linear = linear,
-    .gated = gated,
+    .gated = kernels_op_gated,
     .attn_in = kernels_op_attn_in,
     .attention = attention,
     .gather = gather,

@@ -1,4 +1,4 @@
-/* restore_bench.c - what it takes to put stored segments into pages: copying alone, and decoding and copying as a
+/* restore_bench.c - what it takes to put stored segments into pages: copying alone, decoding alone, and both as a
  * restore does them.
  *
  * usage: restore_bench [WORKERS [LAYERS KV_HEADS HEAD_DIM]]        (2 workers, 24 layers, 2 heads of 64)
