@@ -192,6 +192,21 @@ static void pause_at_first_delta(struct answer *a, const struct session_event *e
     gate_wait(&pause->go, 1);
 }
 
+/* Holds the engine at the answer's first delta until the session is to end. */
+static void pause_until_the_end(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct session *s = a->rig->s;
+    bool stop = ev->kind != SESSION_EVENT_DELTA;
+    if (!stop)
+        gate_open(arg);
+    while (!stop) {
+        pthread_mutex_lock(&s->lock);
+        stop = s->stop;
+        pthread_mutex_unlock(&s->lock);
+        sched_yield();
+    }
+}
+
 /* A background turn that waits over a restart goes on where it was accepted: its history is there once, be it that it
  * went on what was matched (0), that this was of a listed conversation (1), or that nothing was (2). */
 static void test_match_in_the_queue(void **state)
@@ -199,7 +214,7 @@ static void test_match_in_the_queue(void **state)
     (void)state;
     for (int how = 0; how < 3; how++) {
         struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
-        struct pause pause = {GATE_CLOSED, GATE_CLOSED};
+        struct gate begun = GATE_CLOSED;
         char *text = rig_text(1, 300);
         assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
         struct answer *first =
@@ -213,12 +228,10 @@ static void test_match_in_the_queue(void **state)
         ask.count = false;
         rig_saved(rig);
         struct answer *other =
-            rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_at_first_delta, .hook_arg = &pause});
-        gate_wait(&pause.begun, 1);
+            rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_until_the_end, .hook_arg = &begun});
+        gate_wait(&begun, 1);
         ask.request = "{}";
         struct answer *queued = rig_begin(rig, ask);
-        rig_ledger(rig);
-        gate_open(&pause.go);
         rig_stop(rig);
         rig_end(other);
         rig_end(queued);
