@@ -48,6 +48,7 @@ static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
                                 "                         how answers are drawn, and how long they may be\n"
                                 "      --effort WORD, --thinking-tokens N, --thinking-context WORD\n"
                                 "                         how much is thought, and what later turns have of it\n"
+                                "      --truncation WORD  auto: where the context is full its oldest turns go\n"
                                 "  -m, --model NAME       insist on this model\n"
                                 "      --receipt, --no-receipt\n"
                                 "                         the line about each turn (on in a chat at a terminal)\n"
@@ -89,6 +90,7 @@ static const struct option long_options[] = {
     {"effort", required_argument, NULL, OPT_SAMPLING},
     {"thinking-tokens", required_argument, NULL, OPT_SAMPLING},
     {"thinking-context", required_argument, NULL, OPT_SAMPLING},
+    {"truncation", required_argument, NULL, OPT_SAMPLING},
     {"model", required_argument, NULL, 'm'},
     {"receipt", no_argument, NULL, OPT_RECEIPT},
     {"no-receipt", no_argument, NULL, OPT_NO_RECEIPT},

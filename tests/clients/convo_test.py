@@ -125,6 +125,11 @@ class Pipes(Case):
         self.assertEqual(self.convo("ask", "fail").stderr, "convo: the model fell over\n")
         self.assertEqual(self.convo("ask", "refuse").stderr, "convo: that cannot be\n")
 
+    def test_a_full_context_is_told_with_what_helps(self):
+        self.assertRegex(self.convo("ask", "full").stderr, r"^convo: that cannot be \(with --truncation auto, ")
+        self.assertEqual(self.convo("ask", "--truncation", "auto", "full").stderr, "convo: that cannot be\n")
+        self.assertEqual([b.get("truncation") for b in self.sent()], [None, "auto"])
+
     def test_no_daemon(self):
         gone = Double()
         gone.close()
@@ -639,6 +644,16 @@ class OnATerminal(Case):
         t.type("/status\r")
         t.expect("tiers.hot")
         t.prompt()
+
+    def test_a_list_fits_the_screen(self):
+        for i in range(60):
+            self.double.create({"title": f"number {i}"})
+        t = self.terminal()
+        t.prompt()
+        t.type("/list\r")
+        t.expect("and older ones")
+        t.prompt()
+        self.assertIn("number 59", "\n".join(t.seen()[-24:]))
 
     def test_a_failed_turn_leaves_the_chat_open(self):
         t = self.terminal()
