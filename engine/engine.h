@@ -261,6 +261,9 @@ struct engine_kv_use {
 struct engine_kv_use engine_kv_use(const struct engine *e);
 /* Whether n more tokens on s (NULL: on a new sequence) find free pages now. */
 bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n);
+/* Whether n tokens on a new sequence might find them when all sequences but these had gone. False: they would not.
+ * (True is not sure where one of these shares pages with another one.) */
+bool engine_kv_might_fit(const struct engine *e, struct engine_seq *const *kept, int n_kept, int n);
 
 /* ---- sampler --------------------------------------------------------------------------------------------------- */
 

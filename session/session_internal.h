@@ -94,7 +94,7 @@ bool hot_evict_one(struct session *s);
 /* Tokens of a waiting turn's prompt that are in pages, and in which context. */
 int hot_shared(const struct session *s, const struct turn *t, const struct hot **best);
 /* Whether a waiting turn's prompt finds pages beside `tokens` that running turns still want; drops idle contexts for
- * it, but not the one that the turn would continue. */
+ * it, but not the one that the turn would continue, and none where all of them are not enough. */
 bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens);
 /* Tokens of an owner's contexts in pages; what several begin with counts once. */
 int64_t hot_tokens_of(const struct session *s, int64_t owner);
