@@ -342,7 +342,7 @@ int engine_step_start(struct engine *e, struct engine_step_item *items, int n_it
  */
 int engine_step_wait(struct engine *e, const float **logits);
 
-/* A thread for what is done while a pass is under way. NULL: out of memory. */
+/* A thread for what is done beside the one that runs the model. NULL: out of memory. */
 struct engine_beside;
 struct engine_beside *engine_beside_new(void);
 /* NULL is fine. */

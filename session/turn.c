@@ -425,13 +425,25 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
-    hurry_warm_ups(t);
     if (cannot_fit(t)) {
         fail_too_long(t, 0);
         return;
     }
-    if (context_build(t))
+    build_start(t);
+}
+
+void turn_built(struct turn *t, int rc)
+{
+    struct session *s = t->session;
+    if (rc) {
+        turn_fail(t, t->found.failure, t->found.message);
         return;
+    }
+    if (t->build.away && locked(t, OTHERS_ANY)) { /* meanwhile another one was found to be on its conversation */
+        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+        return;
+    }
+    hurry_warm_ups(t);
     if (t->ask.count) {
         t->told.terminal = true;
         t->state = TURN_OVER;
