@@ -253,6 +253,7 @@ struct turn {
         bool background; /* behind all others where time or places are shared */
         bool requeued;   /* it waited in the ledger when the process began */
         bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
+        bool adds;       /* it came with messages */
     } ask;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
@@ -487,8 +488,7 @@ struct session {
     bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
     int saves;                      /* turns whose saving has not ended */
-    int prunes;                     /* under way */
-    int discards;                   /* segments being dropped: of turns that failed, or that were cut off */
+    int prunes, discards;           /* under way; segments being dropped: of turns that failed, or that were cut off */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);

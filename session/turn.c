@@ -174,6 +174,12 @@ static bool repeats(const struct turn *t, const struct turn *other)
     return t->ask.retry && !memcmp(t->digest, other->digest, sizeof t->digest);
 }
 
+/* Whether it only brings a context back. While it is being found, which messages it has is the job's to say. */
+static bool brings_back(const struct turn *other)
+{
+    return other->state == TURN_FINDING ? !other->ask.generate && !other->ask.adds : turn_touches(other);
+}
+
 /* Which others are in the way of a turn. */
 enum others {
     OTHERS_REFUSE, /* answers that go on */
@@ -193,7 +199,7 @@ static bool locked(const struct turn *t, enum others which)
         bool ends = other->end.cancelled || other->state == TURN_COMMITTING;
         if ((which == OTHERS_REFUSE && !other->ask.generate) || (which != OTHERS_ANY && ends))
             continue;
-        if (running_on(t, other) && !turn_touches(other))
+        if (running_on(t, other) && !brings_back(other))
             return true;
         if (which != OTHERS_REFUSE && !later && repeats(t, other))
             return true;
@@ -209,7 +215,7 @@ static void hurry_warm_ups(const struct turn *t)
         if (other->ask.generate || !running_on(t, other))
             continue;
         other->ask.background = false;
-        if (turn_touches(other) && !other->end.cancelled)
+        if (brings_back(other) && !other->end.cancelled)
             other->end.cancelled = other->end.yielded = true;
     }
 }
