@@ -514,7 +514,7 @@ static const struct change *change_of(const struct turn *t)
 static int build(struct turn *t)
 {
     struct found *f = &t->found;
-    const struct ephemeral *e = context_ephemeral(t);
+    const struct ephemeral *e = t->follows;
     int rc = 0;
     t->past.known = true;
     if (t->ask.raw)
