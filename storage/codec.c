@@ -232,6 +232,16 @@ static void planes_split(const struct codec_loops *loops, struct codec_planes *p
     loops->encode(p, in);
 }
 
+/* How both forms of an array begin; what is behind it in a header is the caller's. */
+static void shape_write(const struct codec_shape *shape, uint8_t *header)
+{
+    header[0] = 1;
+    memcpy(header + 4, shape->ranks, CODEC_RANKS);
+    for (int k = 1; k < CODEC_LEVELS; k++)
+        put32(header + 16 + 4 * (k - 1), (uint32_t)shape->n_level[k]);
+    put32(header + 28, (uint32_t)shape->n_escapes);
+}
+
 /* Writes the section of an array that has been split. 0: it takes as much as the array itself, or more. The second bit
  * string of each level moves. */
 static size_t planes_write(struct codec_planes *p, uint8_t *out, size_t room)
@@ -253,11 +263,7 @@ static size_t planes_write(struct codec_planes *p, uint8_t *out, size_t room)
     sizes[PARTS - 1] = p->shape.n_escapes;
 
     memset(out, 0, SECTION_HEADER);
-    out[0] = 1;
-    memcpy(out + 4, p->shape.ranks, CODEC_RANKS);
-    for (int k = 1; k < CODEC_LEVELS; k++)
-        put32(out + 16 + 4 * (k - 1), (uint32_t)p->shape.n_level[k]);
-    put32(out + 28, (uint32_t)p->shape.n_escapes);
+    shape_write(&p->shape, out);
     memcpy(out + SECTION_HEADER, p->top, p->shape.channels);
     size_t at = fixed;
     for (int k = 0; k < PARTS; k++) {
@@ -274,8 +280,8 @@ static size_t planes_write(struct codec_planes *p, uint8_t *out, size_t room)
     return at + rest;
 }
 
-/* The split form's header, from and to what it says. -EBADMSG: it cannot be of this array. */
-static int split_header_read(struct codec_shape *shape, const uint8_t *header)
+/* The same, read. -EBADMSG: it cannot be of this array. */
+static int shape_read(struct codec_shape *shape, const uint8_t *header)
 {
     memcpy(shape->ranks, header + 4, CODEC_RANKS);
     shape->n_level[0] = shape->n;
@@ -286,16 +292,6 @@ static int split_header_read(struct codec_shape *shape, const uint8_t *header)
     }
     shape->n_escapes = get32(header + 28);
     return shape->n_escapes > shape->n_level[CODEC_LEVELS - 1] ? -EBADMSG : 0;
-}
-
-static void split_header_write(const struct codec_shape *shape, uint8_t *header)
-{
-    memset(header, 0, SPLIT_HEADER);
-    header[0] = 1;
-    memcpy(header + 4, shape->ranks, CODEC_RANKS);
-    for (int k = 1; k < CODEC_LEVELS; k++)
-        put32(header + 16 + 4 * (k - 1), (uint32_t)shape->n_level[k]);
-    put32(header + 28, (uint32_t)shape->n_escapes);
 }
 
 /* What was made, to be read. */
@@ -324,7 +320,8 @@ void codec_array_split(const struct codec_loops *loops, const struct storage_arr
     struct codec_planes p = {.shape = shape_of(a, e, count)};
     planes_place(&p, split);
     planes_split(loops, &p, in);
-    split_header_write(&p.shape, split);
+    memset(split, 0, SPLIT_HEADER);
+    shape_write(&p.shape, split);
 }
 
 int codec_array_join(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
@@ -336,7 +333,7 @@ int codec_array_join(const struct codec_loops *loops, const struct storage_array
         memcpy(out, p.level0, p.shape.n * 2);
         return 0;
     }
-    int rc = split_header_read(&p.shape, split);
+    int rc = shape_read(&p.shape, split);
     return rc ? rc : planes_join(loops, &p, out);
 }
 
@@ -347,7 +344,7 @@ static size_t section_write(const struct codec_loops *loops, struct codec_planes
     planes_place(p, split);
     if (in)
         planes_split(loops, p, (const uint16_t *)(const void *)in);
-    else if (split[0] != 1 || split_header_read(&p->shape, split))
+    else if (split[0] != 1 || shape_read(&p->shape, split))
         return 0;
     size_t n = planes_write(p, out, p->shape.n * 2);
     if (n)
@@ -443,7 +440,7 @@ struct parts {
 static int section_parse(struct codec_shape *shape, const uint8_t *in, size_t n, struct parts *parts)
 {
     size_t rest = shape->n + more_bytes(shape);
-    if (n < SECTION_HEADER + shape->channels + rest || in[1] >> PARTS || in[2] || in[3] || split_header_read(shape, in))
+    if (n < SECTION_HEADER + shape->channels + rest || in[1] >> PARTS || in[2] || in[3] || shape_read(shape, in))
         return -EBADMSG;
     parts->bytes[0] = shape->blocks * 16;
     for (int k = 1; k < CODEC_LEVELS; k++)
@@ -646,7 +643,8 @@ int codec_array_unpack(const struct storage_array *a, enum storage_element e, ui
     memcpy(p.rest, parts.rest, p.shape.n);
     if (more_bytes(&p.shape)) /* of a bf16 array it has no place */
         memcpy(p.more, parts.rest + p.shape.n, more_bytes(&p.shape));
-    split_header_write(&p.shape, split);
+    memset(split, 0, SPLIT_HEADER);
+    shape_write(&p.shape, split);
     return split_check(&p);
 }
 

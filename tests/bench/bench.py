@@ -133,6 +133,26 @@ def drop_page_cache(folder):
         os.close(fd)
 
 
+def plain_reads(folder, size, piece=1 << 21):
+    """ms in which the disk gives the first `size` bytes of the packs, which is what they hold, to as many plain readers as the daemon has."""
+    drop_page_cache(folder)
+    files = [os.open(os.path.join(folder, name), os.O_RDONLY) for name in os.listdir(folder) if name.startswith("pack-")]
+    pieces = [(fd, at) for fd in files for at in range(0, size, piece)]
+    buffers = [bytearray(piece) for _ in range(THREADS)]
+
+    def read(first):
+        for fd, at in pieces[first::THREADS]:
+            os.preadv(fd, [buffers[first]], at)
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        begun = time.perf_counter()
+        list(pool.map(read, range(THREADS)))
+        took = time.perf_counter() - begun
+    for fd in files:
+        os.close(fd)
+    return took * 1e3
+
+
 def restore(path, rounds):
     """Restore of a conversation against prefilling it, and what its KV takes on disk."""
     text = " ".join(f"In the year {1400 + i} the harbour of Velmar counted {i * 37 % 911} ships and {i * 53 % 701} sailors." for i in range(72))
@@ -146,6 +166,7 @@ def restore(path, rounds):
         status = d.ok("GET", "/v1/convod/status")
         tokens = first["tokens"]["prefilled"]
         times = {"ram": [], "disk": [], "page cache": []}
+        plain = []
         for _ in range(rounds + 1):
             for source in times:
                 tier = "ram" if source == "ram" else "disk"
@@ -155,11 +176,13 @@ def restore(path, rounds):
                 r = d.ok("POST", "/v1/responses", {"conversation": c, "input": [], "generate": False})["convod"]
                 assert r["tokens"][tier] >= tokens and r["tokens"]["prefilled"] <= 1, r
                 times[source].append(r["ms"]["restore"])
+            plain.append(plain_reads(data, status["tiers"]["disk"]["used_bytes"]))
         d.stop()
     raw = tokens * status["model"]["kv_token_bytes"]
     result = {"tokens": tokens, "raw_bytes": raw, "prefill_ms": first["ms"]["prefill"]}
     result["stored_bytes"] = status["tiers"]["disk"]["used_bytes"]
     result["ratio"] = raw / result["stored_bytes"]
+    result["plain_reads_ms"] = spread(plain[1:])
     for source, values in times.items():
         result[source] = spread(values[1:])
         result[source]["times_faster_than_prefill"] = first["ms"]["prefill"] / result[source]["median"]
@@ -270,6 +293,9 @@ def bounds(name, result):
     for source in ("ram", "page cache", "disk") if r else ():
         x = r[source]["times_faster_than_prefill"]
         rows.append((f"restore from {source}, times faster than prefill", f"{x:.0f}", held(x, floor=RESTORE_FLOORS.get(source))))
+        if source == "disk":
+            x = r[source]["median"] / r["plain_reads_ms"]["median"]
+            rows.append((f"restore from {source}, times plain reads of the same bytes, which are {r['prefill_ms'] / r['plain_reads_ms']['median']:.0f} times faster than prefill", f"{x:.2f}", ""))
         if result["peers"] and source != "disk":
             x = r[source]["median"] / best_load(result)
             rows.append((f"restore from {source}, times the peer's load of raw state", f"{x:.2f}", held(x, ceiling=LOAD_CEILING)))
@@ -315,6 +341,7 @@ def report(name, result, peer_wanted):
                 f"  from {source}: {v['median']:.1f} ms ({v['min']:.1f}-{v['max']:.1f}), {v['times_faster_than_prefill']:.0f}x faster than prefill, "
                 f"{v['raw_bytes_per_s'] / 1e9:.2f} GB/s of raw KV"
             )
+        print(f"  plain reads of what is stored, page cache dropped: {r['plain_reads_ms']['median']:.1f} ms, {r['stored_bytes'] / r['plain_reads_ms']['median'] / 1e6:.2f} GB/s")
         for s, theirs in result["peers"].items():
             v = theirs["load"]
             print(f"  the peer ({s}) loads its state of {v['tokens']} tokens ({v['bytes'] / 1e6:.1f} MB, from the page cache) in {v['load_ms']['median']:.1f} ms")
@@ -364,6 +391,7 @@ def markdown(results, picks):
         lines = [("prefilling it", lambda r: f"{r['restore']['prefill_ms']:,.0f} ms")]
         for label, source in (("restoring it from RAM", "ram"), ("restoring it from disk, page cache warm", "page cache"), ("restoring it from disk, page cache dropped", "disk")):
             lines.append((label, lambda r, source=source: f"{cell(r['restore'][source]['median'])} ms"))
+        lines.append(("plain reads of as much from that disk, without it", lambda r: f"{cell(r['restore']['plain_reads_ms']['median'])} ms"))
         if all(r["peers"] for r in restored):
             lines.append(("the peer's load of its uncompressed state, page cache warm", lambda r: f"{cell(best_load(r))} ms"))
         lines.append(

@@ -13,7 +13,7 @@
 #include <syslog.h>
 #include <unistd.h>
 
-#define RECEIVE_SECONDS 20
+#define RECEIVE_SECONDS 60
 
 static void on_ready(void *arg, int port)
 {
