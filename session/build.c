@@ -76,11 +76,11 @@ static void built_away(struct session *s, void *turn)
 void build_start(struct turn *t)
 {
     struct session *s = t->session;
+    t->follows = context_ephemeral(t);
     if (!is_long(t)) {
         turn_built(t, context_build(t));
         return;
     }
-    t->follows = context_ephemeral(t);
     if (t->follows)
         t->follows->users++;
     t->build.away = t->build.waits = true;

@@ -260,7 +260,7 @@ struct turn {
 
     struct found found;
     uint8_t (*hashes)[32];     /* match: of the history, after each message */
-    struct ephemeral *follows; /* match: it holds more than the ledger; until the context is built */
+    struct ephemeral *follows; /* by its name, or as it holds more than the ledger; until the context is built */
     struct {                   /* how it is (build.c): */
         bool away, waits;      /* not on the engine thread; it has not begun */
         int rc;

@@ -319,14 +319,6 @@ void turn_begin_behind(struct session *s)
     }
 }
 
-static bool follows_ephemeral(const struct turn *t)
-{
-    for (const struct ephemeral *e = t->session->ephemerals; t->previous && e; e = e->next)
-        if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
-            return true;
-    return false;
-}
-
 /* What this request was answered with before is its answer. */
 static void answer_stored(struct turn *t)
 {
@@ -416,7 +408,7 @@ void turn_found(struct session *s, void *turn)
         t->accepted.id = t->found.requeued;
         t->in_ledger = ROW_THERE;
     }
-    if (t->found.failure == SESSION_PREVIOUS_NOT_FOUND && follows_ephemeral(t))
+    if (t->found.failure == SESSION_PREVIOUS_NOT_FOUND && context_ephemeral(t))
         t->found.failure = SESSION_OK;
     if (t->found.failure != SESSION_OK) {
         turn_fail(t, t->found.failure, t->found.message);
