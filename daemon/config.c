@@ -440,6 +440,17 @@ static char *user_path(const char *xdg, const char *home, const char *fallback, 
     return n < 0 ? NULL : path;
 }
 
+/* A word that would be a flag, as in `convod verify DIR`; or NULL. */
+static const char *flag_without_dashes(const char *word)
+{
+    static const char *const actions[] = {"config", "check-config", "profile", "verify", "repair", "help", "version"};
+    const char *found = setting_find(word, strlen(word)) ? word : NULL;
+    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions) && !found; i++) {
+        found = strcmp(word, actions[i]) == 0 ? word : NULL;
+    }
+    return found;
+}
+
 /* The flags that say what to do, and the file; the settings among them come last, over the file's. */
 static void apply_flags(struct daemon_config *c, int argc, char **argv, enum daemon_config_action *action,
                         const char **file, bool settings_too, struct daemon_faults *faults)
@@ -464,7 +475,7 @@ static void apply_flags(struct daemon_config *c, int argc, char **argv, enum dae
         bool is_file = len == 6 && strncmp(name, "config", 6) == 0;
         const struct setting *s = setting_find(name, len);
         if (!s && !is_file) {
-            const char *near = settings_too ? setting_near(name, len) : NULL;
+            const char *near = !settings_too ? NULL : *name ? setting_near(name, len) : flag_without_dashes(flag);
             if (settings_too) {
                 daemon_fault(faults, "%s `%s`%s%s%s; see convod --help", *name ? "unknown flag" : "unexpected argument",
                              flag, near ? "; is `--" : "", near ? near : "", near ? "` meant?" : "");

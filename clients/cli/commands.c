@@ -16,6 +16,7 @@
 #define PAGE_ROWS     100
 #define LIST_ROWS     50 /* on a terminal, at most: the latest stand at the top of the screen */
 #define TITLE_CHARS   60
+#define NARROW        60 /* columns; below it a row has its title alone */
 #define SAID_LINES    12 /* of a message, when a conversation goes on */
 
 /* ---- requests ------------------------------------------------------------------------------------------------------
@@ -364,7 +365,9 @@ static void print_row(struct cli *c, const cJSON *row, int number)
     } else {
         double turns = number_of(row, "turns");
         short_time(seconds, when, sizeof(when));
-        if (number > 0)
+        if (number > 0 && term_columns() < NARROW)
+            buf_printf(&line, "%3d  %-11s  ", number, when);
+        else if (number > 0)
             buf_printf(&line, "%3d  %-11s  %3.0f turn%s  %-6s  ", number, when, turns, turns == 1 ? " " : "s",
                        tier.data);
         else

@@ -654,6 +654,11 @@ class OnATerminal(Case):
         t.expect("and older ones")
         t.prompt()
         self.assertIn("number 59", "\n".join(t.seen()[-24:]))
+        t = self.terminal(size=(34, 24))
+        t.prompt()
+        t.type("/list\r")
+        t.expect("number 41")
+        self.assertTrue([line for line in t.seen() if re.fullmatch("  1 .*number 59", line)], t.seen())
 
     def test_a_failed_turn_leaves_the_chat_open(self):
         t = self.terminal()

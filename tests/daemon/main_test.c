@@ -85,6 +85,7 @@ static void short_answers(void **state)
         {{"--model", "/dev/null", "--data", "/x", "--profile"}, "2 sequences of 1 new token behind 30: 1.500 ms", 0},
         {{SERVE, "--backend", "cuda", "--profile"}, "the double was told to fail", 1},
         {{"--nonsense"}, "unknown flag", 2},
+        {{"verify", "/tmp"}, "unexpected argument `verify`; is `--verify` meant?", 2},
         {{NULL}, "no model", 2},
         {{SERVE, "--token-file", "/nonexistent"}, "token file /nonexistent", 2},
         {{"--model", "/nonexistent/m.gguf", "--data", "/x"}, "model /nonexistent", 2},
