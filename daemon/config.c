@@ -409,8 +409,12 @@ void setting_assign(struct daemon_config *c, const struct setting *s, const char
         return;
     }
     *given = line;
-    int rc = *value ? put(c, s, value) : -ENODATA;
-    if (rc == -ENODATA) {
+    bool tilde = *value == '~' && (strcmp(s->unit, "FILE") == 0 || strcmp(s->unit, "DIR") == 0);
+    int rc = tilde ? -ENOTDIR : *value ? put(c, s, value) : -ENODATA;
+    if (tilde) { /* a shell that saw it would have */
+        daemon_fault(faults, "%s: %s: ~ is not replaced here; write the whole path, not `%.100s`", where, s->name,
+                     value);
+    } else if (rc == -ENODATA) {
         daemon_fault(faults, "%s: %s: there is no value", where, s->name);
     } else if (rc == -EINVAL) {
         char allowed[512];
