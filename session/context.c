@@ -136,7 +136,7 @@ static int out_of_memory(struct turn *t)
 
 static int render(struct turn *t, const struct engine_message *messages, size_t n, bool open)
 {
-    char err[256] = "";
+    char err[sizeof t->end.detail] = "";
     unsigned flags = (t->context.n == 0 ? ENGINE_CHAT_FIRST : 0) | (open ? ENGINE_CHAT_OPEN : 0) | t->effort;
     int rc = engine_chat_render(t->session->engine, messages, n, flags, &t->context, err, sizeof err);
     if (!rc)
