@@ -369,7 +369,8 @@ int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversa
  * running time; -EINVAL: used with another digest. The key is told apart by its bytes. */
 int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], char **target);
-/* Notes it, in place of an older one. -EUSERS: the owner has STORAGE_KEYS_PER_OWNER. */
+/* Notes it, in place of an older one. -EKEYREJECTED: it was used with another digest; -EUSERS: the owner has
+ * STORAGE_KEYS_PER_OWNER. */
 int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target);
 /* Forgets the keys that made `target`. 0 or negative. */
