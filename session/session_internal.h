@@ -254,6 +254,7 @@ struct turn {
         bool match, store, generate, count, raw, truncate, keeps, current_turn, retry, one_call, logprobs, has_digest;
         bool background; /* behind all others where time or places are shared */
         bool requeued;   /* it waited in the ledger when the process began */
+        bool begins;     /* only where its conversation holds nothing yet */
         bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
     } ask;
     void (*event)(void *arg, const struct session_event *ev);
