@@ -341,11 +341,13 @@ static void drops_hand_over(struct storage_ledger *l, struct drop *drops, size_t
 void erase_drops(struct storage_ledger *l, int kv_rc)
 {
     struct storage *st = l->st;
-    size_t n = l->n_drops;
+    size_t n = l->n_drops, gone = 0;
     l->n_drops = 0;
     wait_for_cuts(l, false);
+    for (size_t i = 0; i < n; i++)
+        gone += !l->drops[i].moved;
     if (!kv_rc)
-        atomic_fetch_sub(&st->segments, n);
+        atomic_fetch_sub(&st->segments, gone);
     if (!kv_rc && n)
         drops_hand_over(l, l->drops, n);
     for (size_t i = 0; kv_rc && i < n; i++)

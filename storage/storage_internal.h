@@ -246,6 +246,7 @@ struct drop { /* a record that is gone from the index and is to be cut out of it
     uint8_t key[STORAGE_KEY_BYTES];
     struct job *job; /* is reported after it; NULL: none */
     enum drop_wait wait;
+    bool moved;      /* its segment lies elsewhere now */
     int rc;          /* of overwriting it */
     bool given_back; /* and its space is free */
 };
