@@ -423,7 +423,8 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
  * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost
  * nothing; the next commit then holds its end.
  * `with` (may be NULL) runs in the same transaction behind that, with what done will get unless the transaction fails;
- * its own failure undoes all of it. [any thread] */
+ * its own failure undoes all of it. Where the turn has gone nothing is held, what was put for it goes, and `with` runs.
+ * [any thread] */
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
                       int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
                       void *arg);
