@@ -132,7 +132,8 @@ static int fill_row(struct turn *t)
 /* What is replaced goes from the disk with all that was still being saved of it. */
 static void commit_begin(struct turn *t)
 {
-    t->end.waits = t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.conversation.id));
+    t->end.waits =
+        t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.owner.id, t->found.conversation.id));
     if (!t->end.waits && accept_commit(t))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
 }
