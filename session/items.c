@@ -539,6 +539,7 @@ void texts_give(struct session_texts *texts, struct turn *t)
     t->messages = texts->messages;
     t->names = texts->names;
     t->n_messages = texts->n;
+    t->ask.adds = texts->n > 0;
     for (size_t i = 0; i < t->n_messages; i++)
         t->items[i].created_ms = t->created_ms;
     free(texts);

@@ -258,6 +258,7 @@ struct turn {
         bool requeued;   /* it waited in the ledger when the process began */
         bool begins;     /* only where its conversation holds nothing yet */
         bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
+        bool adds;       /* it came with messages */
     } ask;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;

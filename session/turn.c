@@ -172,6 +172,12 @@ static bool repeats(const struct turn *t, const struct turn *other)
     return t->ask.retry && !memcmp(t->digest, other->digest, sizeof t->digest);
 }
 
+/* Whether it only brings a context back. While it is being found, which messages it has is the job's to say. */
+static bool brings_back(const struct turn *other)
+{
+    return other->state == TURN_FINDING ? !other->ask.generate && !other->ask.adds : turn_touches(other);
+}
+
 /* Whether others are in the way of t; `ending`: also those that were stopped, or have nothing to do but to be written,
  * and a first attempt at the same. Those that came later and wait are not. */
 static bool locked(const struct turn *t, bool ending)
@@ -183,7 +189,7 @@ static bool locked(const struct turn *t, bool ending)
             continue;
         /* A warm-up that brings a context back is in nobody's way; one that adds messages is waited for. */
         bool ends = other->end.cancelled || other->state == TURN_COMMITTING || !other->ask.generate;
-        if (running_on(t, other) && !turn_touches(other) && (ending || !ends))
+        if (running_on(t, other) && !brings_back(other) && (ending || !ends))
             return true;
         if (ending && !later && repeats(t, other))
             return true;
@@ -199,7 +205,7 @@ static void hurry_warm_ups(const struct turn *t)
         if (other->ask.generate || !running_on(t, other))
             continue;
         other->ask.background = false;
-        if (turn_touches(other) && !other->end.cancelled)
+        if (brings_back(other) && !other->end.cancelled)
             other->end.cancelled = other->end.yielded = true;
     }
 }

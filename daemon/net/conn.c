@@ -332,8 +332,9 @@ static void written(struct conn *c)
     }
 }
 
-/* Fills the queue and writes it, until the socket takes no more. */
-static void write_some(struct conn *c)
+/* Fills the queue and writes it, until the socket takes no more or others have their turn. False: nothing is left that
+ * could be queued. */
+static bool write_some(struct conn *c)
 {
     bool going = c->close_code && c->close_code != LWS_CLOSE_STATUS_GOINGAWAY;
     for (size_t total = 0; !c->client.dropped && !c->blocked && total < WRITE_BYTES;) {
@@ -341,12 +342,12 @@ static void write_some(struct conn *c)
             client_pump(&c->client);
         }
         if (!c->out_head || c->client.dropped) {
-            return;
+            return false;
         }
         ssize_t sent = c->client.websocket ? send_message(c) : send_some(c);
         if (sent < 0) {
             conn_drop(c);
-            return;
+            return false;
         }
         c->blocked = sent == 0 || (c->client.websocket && lws_partial_buffered(c->wsi));
         if (sent > 0) {
@@ -355,27 +356,30 @@ static void write_some(struct conn *c)
             take_off(c, (size_t)sent);
         }
     }
+    return true;
 }
 
-static void write_queued(struct conn *c)
+/* False: all has left. */
+static bool write_queued(struct conn *c)
 {
     c->blocked = c->client.websocket && lws_partial_buffered(c->wsi);
     c->writing = true;
-    write_some(c);
+    bool more = write_some(c);
     c->writing = false;
     if (c->client.dropped) {
-        return;
+        return false;
     }
     if (c->wsi && (c->blocked || c->close_code)) {
         lws_callback_on_writable(c->wsi); /* the library calls back when the socket takes more */
-    } else if (c->out_head && !c->blocked) {
+    } else if (more && !c->blocked) {
         conn_wake(c); /* others first */
-    } else if (!c->out_head) {
+    } else if (!more) {
         written(c);
     }
     if (!c->client.dropped) {
         conn_listen(c);
     }
+    return more;
 }
 
 void conn_write(struct conn *c)
@@ -383,7 +387,7 @@ void conn_write(struct conn *c)
     if (c->close_code) {
         lws_callback_on_writable(c->wsi); /* it is closed in the library's call alone */
     } else {
-        write_queued(c);
+        (void)write_queued(c);
     }
 }
 
@@ -392,11 +396,11 @@ int conn_write_lent(struct conn *c)
     if (c->client.dropped) {
         return -1;
     }
-    write_queued(c);
+    bool more = write_queued(c);
     if (c->client.dropped) {
         return -1;
     }
-    if (c->out_head || c->blocked) {
+    if (more) {
         return 0;
     }
     if (c->close_code) {

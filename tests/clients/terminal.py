@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 CONVO = str(Path(os.environ.get("BUILD", "build")).resolve() / "convo")
-LIMIT = 20  # seconds for anything; never reached when all is well
+LIMIT = 60  # seconds for anything; never reached when all is well
 
 
 def environment(**more):

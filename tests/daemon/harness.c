@@ -13,7 +13,7 @@
 #include <syslog.h>
 #include <unistd.h>
 
-#define RECEIVE_SECONDS 20
+#define RECEIVE_SECONDS 60
 
 static void on_ready(void *arg, int port)
 {
@@ -245,7 +245,8 @@ struct reply read_reply(int fd)
         assert_non_null(r.body);
         r.body_len = read_n(fd, r.body, r.body_len);
     } else if (strstr(r.head, "Transfer-Encoding: chunked")) {
-        r.body = calloc(1, 1);
+        size_t capacity = 4096;
+        r.body = calloc(1, capacity);
         for (;;) {
             char line[32] = "";
             size_t n = 0;
@@ -253,7 +254,10 @@ struct reply read_reply(int fd)
                 n++;
             }
             size_t chunk = strtoul(line, NULL, 16);
-            r.body = grow(r.body, r.body_len + chunk + 3);
+            if (r.body_len + chunk + 3 > capacity) { /* a slow reader is dropped: not anew for each */
+                capacity = 2 * (r.body_len + chunk + 3);
+                r.body = grow(r.body, capacity);
+            }
             size_t got = read_n(fd, r.body + r.body_len, chunk + 2);
             r.body_len += got < chunk ? got : chunk;
             r.body[r.body_len] = '\0';

@@ -226,7 +226,7 @@ static void half_closed(void **state)
                      stream ? "{\"input\":\"wait\",\"stream\":true}" : "{\"input\":\"wait\"}");
         shutdown_send(fd);
         fake_wait_started(1);
-        assert_false(quiet(fd, 5000));
+        assert_false(quiet(fd, 60000));
         fake_release(1);
         struct reply r = read_reply(fd);
         assert_int_equal(r.status, 200);
@@ -252,7 +252,7 @@ static void half_closed(void **state)
         send_request(fd, "POST", streams[i][0], NULL, late);
         shutdown_send(fd);
         fake_wait_started(1);
-        assert_false(quiet(fd, 5000));
+        assert_false(quiet(fd, 60000));
         fake_release(1);
         struct reply r = read_reply(fd);
         if (!strstr(r.body, streams[i][1]) || !strstr(r.body, streams[i][2])) {
@@ -269,7 +269,7 @@ static void half_closed(void **state)
     send_request(fd, "POST", "/v1/responses", NULL, "{\"input\":\"fail late\"}");
     shutdown_send(fd);
     fake_wait_started(1);
-    assert_false(quiet(fd, 5000));
+    assert_false(quiet(fd, 60000));
     fake_release(1);
     char *all = read_all(fd);
     assert_non_null(strstr(all, "200 OK"));

@@ -561,6 +561,41 @@ static void slow_reader_is_dropped(void **state)
     harness_stop(h);
 }
 
+/* Nothing more happens to an answer that is over: whoever reads it gets all of its long events, two of which are as
+ * much as is written at once. */
+static void long_events_come_to_their_end(void **state)
+{
+    (void)state;
+    enum { WORDS = 9, LONG = 150000 };
+    static const char *const flags[] = {"--ping-seconds", "3600", NULL};
+    struct harness *h = harness_start(flags);
+    int fd = ws_dial(h);
+    char *text = malloc(WORDS * LONG + 1), attach[128];
+    assert_non_null(text);
+    memset(text, 'w', WORDS * LONG);
+    for (int i = 1; i < WORDS; i++) {
+        text[i * LONG] = ' ';
+    }
+    text[WORDS * LONG] = '\0';
+    ws_create(fd, text, NULL);
+    free(text);
+    cJSON *e = ws_until(fd, "response.created");
+    snprintf(attach, sizeof(attach), "{\"type\":\"convod.response.attach\",\"response_id\":\"%s\"}",
+             str(e, "response.id"));
+    cJSON_Delete(e);
+    fake_wait_ended(1);
+    for (int again = 0; again < 2; again++) {
+        if (again) {
+            ws_send(fd, attach);
+        }
+        e = ws_until(fd, "response.completed");
+        assert_int_equal(strlen(str(e, "response.output.0.content.0.text")), WORDS * LONG);
+        cJSON_Delete(e);
+    }
+    close(fd);
+    harness_stop(h);
+}
+
 static void pings(void **state)
 {
     (void)state;
@@ -633,6 +668,7 @@ int main(void)
         cmocka_unit_test(ephemeral_responses),
         cmocka_unit_test(upgrade_is_checked),
         cmocka_unit_test(slow_reader_is_dropped),
+        cmocka_unit_test(long_events_come_to_their_end),
         cmocka_unit_test(pings),
         cmocka_unit_test(watchers_one_past),
     };

@@ -67,7 +67,7 @@ static void stop_it(struct answer *a, const struct session_event *ev, void *arg)
     if (ev->kind != SESSION_EVENT_DELTA || ahead->looked)
         return;
     for (struct turn *t = a->rig->s->turns; t; t = t->next)
-        if (t->state == TURN_WAITING && t->plan.n > 0 && t->plan.early == EARLY_PLANNED)
+        if (t->state == TURN_WAITING && t->plan.early == EARLY_PLANNED && t->plan.n > 0)
             ahead->looked = t->end.cancelled = true;
     for (struct turn *t = a->rig->s->turns; ahead->looked && t; t = t->next)
         t->end.cancelled = true;

@@ -1,6 +1,9 @@
 /* lookup_test.c - what a turn follows, and that two turns never run on one conversation. */
 #include "tests/session/harness.h"
 
+#include <sched.h>
+#include <stdatomic.h>
+
 static void wait_at_first_delta(struct answer *a, const struct session_event *ev, void *arg)
 {
     (void)a;
@@ -189,6 +192,21 @@ static void pause_at_first_delta(struct answer *a, const struct session_event *e
     gate_wait(&pause->go, 1);
 }
 
+/* Holds the engine at the answer's first delta until the session is to end. */
+static void pause_until_the_end(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct session *s = a->rig->s;
+    bool stop = ev->kind != SESSION_EVENT_DELTA;
+    if (!stop)
+        gate_open(arg);
+    while (!stop) {
+        pthread_mutex_lock(&s->lock);
+        stop = s->stop;
+        pthread_mutex_unlock(&s->lock);
+        sched_yield();
+    }
+}
+
 /* A background turn that waits over a restart goes on where it was accepted: its history is there once, be it that it
  * went on what was matched (0), that this was of a listed conversation (1), or that nothing was (2). */
 static void test_match_in_the_queue(void **state)
@@ -196,7 +214,7 @@ static void test_match_in_the_queue(void **state)
     (void)state;
     for (int how = 0; how < 3; how++) {
         struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
-        struct pause pause = {GATE_CLOSED, GATE_CLOSED};
+        struct gate begun = GATE_CLOSED;
         char *text = rig_text(1, 300);
         assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
         struct answer *first =
@@ -210,12 +228,10 @@ static void test_match_in_the_queue(void **state)
         ask.count = false;
         rig_saved(rig);
         struct answer *other =
-            rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_at_first_delta, .hook_arg = &pause});
-        gate_wait(&pause.begun, 1);
+            rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_until_the_end, .hook_arg = &begun});
+        gate_wait(&begun, 1);
         ask.request = "{}";
         struct answer *queued = rig_begin(rig, ask);
-        rig_ledger(rig);
-        gate_open(&pause.go);
         rig_stop(rig);
         rig_end(other);
         rig_end(queued);
@@ -361,11 +377,71 @@ static void test_a_place_for_everybody(void **state)
     rig_close(rig);
 }
 
+struct stay {
+    struct met met;
+    atomic_bool there, on;
+};
+
+static int nothing_run(struct storage_ledger *l, void *arg)
+{
+    (void)l, (void)arg;
+    return 0;
+}
+
+static void meet_done(void *arg, int rc)
+{
+    struct met *met = arg;
+    (void)rc;
+    gate_open(&met->there);
+    gate_wait(&met->on, 1);
+}
+
+/* Nothing but time orders it and what others do meanwhile: whoever looks at what the jobs before it have written is
+ * found out by ThreadSanitizer. */
+static int stay_run(struct storage_ledger *l, void *arg)
+{
+    struct stay *stay = arg;
+    (void)l;
+    atomic_store_explicit(&stay->there, true, memory_order_relaxed);
+    while (!atomic_load_explicit(&stay->on, memory_order_relaxed))
+        sched_yield();
+    return 0;
+}
+
+/* A warm-up is being found when somebody asks something in its conversation. */
+static void test_asked_while_one_is_found(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct stay stay = {.met = {GATE_CLOSED, GATE_CLOSED}};
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    (void)rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    rig_saved(rig);
+    const struct storage_job meet = {.run = nothing_run, .done = meet_done, .arg = &stay.met};
+    assert_int_equal(storage_submit(rig->s->storage, meet), 0);
+    gate_wait(&stay.met.there, 1);
+    struct answer *warm = rig_begin(rig, (struct ask){.conversation = "conv_a", .warm = true});
+    rig_saved(rig); /* the ledger was asked */
+    assert_int_equal(storage_submit(rig->s->storage, (struct storage_job){.run = stay_run, .arg = &stay}), 0);
+    gate_open(&stay.met.on);
+    while (!atomic_load_explicit(&stay.there, memory_order_relaxed))
+        sched_yield();
+    struct answer *a = rig_begin(rig, (struct ask){.text = "go on", .conversation = "conv_a"});
+    rig_saved(rig); /* it has begun */
+    atomic_store_explicit(&stay.on, true, memory_order_relaxed);
+    rig_end(warm);
+    rig_end(a);
+    assert_false(a->failed);
+    rig_only_new(a);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_locked),
         cmocka_unit_test(test_behind_one_that_ends),
+        cmocka_unit_test(test_asked_while_one_is_found),
         cmocka_unit_test(test_chains_branch),
         cmocka_unit_test(test_not_found),
         cmocka_unit_test(test_parent),

@@ -151,7 +151,9 @@ static void test_made_ahead(void **state)
         assert_int_equal(thoughts(rig, a), 1);
     }
     assert_int_equal(number(rig, "SELECT count(*) FROM turns WHERE base IS NOT NULL AND strips IS NULL"), 4);
+    pthread_mutex_lock(&rig->lock);
     assert_int_equal(rig->n_logged, 0);
+    pthread_mutex_unlock(&rig->lock);
     /* A restart and eviction change nothing. */
     rig_stop(rig);
     rig_start(rig, rig->o);
