@@ -301,7 +301,8 @@ static void check_conn(struct net *n, struct conn *c, int64_t now, bool comment)
     if (c->client.dropped) {
         return;
     }
-    if (c->stalled_since_ms && now - c->stalled_since_ms > (int64_t)n->config->timeout_seconds * 1000) {
+    bool theirs = c->blocked || c->close_code; /* what waits for this thread alone is not the peer's to take */
+    if (theirs && c->stalled_since_ms && now - c->stalled_since_ms > (int64_t)n->config->timeout_seconds * 1000) {
         n->api->metrics.dropped_slow++;
         daemon_log(n->log, LOG_INFO, "connection %llu dropped: it takes nothing", (unsigned long long)c->client.id);
         conn_drop(c);
