@@ -11,6 +11,8 @@
 
 #include "session/session_internal.h"
 
+static const uint8_t no_key[STORAGE_KEY_BYTES];
+
 /* ---- commit ---- */
 
 /* The token before the first one to sample had been through the model, but its logits are needed. */
@@ -130,7 +132,8 @@ static int fill_row(struct turn *t)
 /* What is replaced goes from the disk with all that was still being saved of it. */
 static void commit_begin(struct turn *t)
 {
-    t->end.waits = t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.conversation.id));
+    t->end.waits =
+        t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.owner.id, t->found.conversation.id));
     if (!t->end.waits && accept_commit(t))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
 }
@@ -271,10 +274,21 @@ static void saving_run_done(void *arg, int rc)
         ;
 }
 
+/* What was to be dropped with it may be there yet: the next try does, where nobody wants it then. */
+static void drops_back(struct saving *saving)
+{
+    uint8_t *const ends[] = {saving->hot->aside, saving->hot->cut};
+    for (int i = 0; i < 2; i++)
+        if (!memcmp(ends[i], no_key, sizeof no_key))
+            memcpy(ends[i], saving->drop[i], sizeof no_key);
+}
+
 static void kv_saved(struct session *s, void *arg)
 {
     struct saving *saving = arg;
     if (saving->rc) {
+        if (saving->hot)
+            drops_back(saving);
         /* -ESTALE: something that was taken for stored has gone, and the chain is broken there. */
         hot_unsaved(s, saving->conversation, saving->rc == -ESTALE ? 0 : saving->from);
         s->status.save_failures += !saving->failed;
@@ -317,8 +331,7 @@ static int longer_at(const struct turn *t)
 /* Its turn holds the chain that ends with `last` from now on. */
 static void saving_hold(struct session *s, struct saving *saving, const uint8_t last[STORAGE_KEY_BYTES])
 {
-    static const uint8_t none[STORAGE_KEY_BYTES];
-    if (!saving->rc && memcmp(last, none, sizeof none)) {
+    if (!saving->rc && memcmp(last, no_key, sizeof no_key)) {
         struct hot *h = saving->hot;
         if (h) {
             (void)hot_take_end(s, h->owner, NULL, h->aside, saving->drop[0]); /* it may be behind the other */
@@ -328,10 +341,6 @@ static void saving_hold(struct session *s, struct saving *saving, const uint8_t 
         if (!rc)
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;
-        if (h) { /* nobody drops them */
-            memcpy(h->aside, saving->drop[0], STORAGE_KEY_BYTES);
-            memcpy(h->cut, saving->drop[1], STORAGE_KEY_BYTES);
-        }
     }
     saving->rc = saving->rc ? saving->rc : saving->lost;
     kv_saved(s, saving);

@@ -555,9 +555,9 @@ static bool runs_on(const struct turn *t, const struct query *q)
     return t->found.conversation.id == c->id;
 }
 
-bool conversation_settle(struct session *s, int64_t conversation)
+bool conversation_settle(struct session *s, int64_t owner, int64_t conversation)
 {
-    if (s->discards)
+    if (hot_discards(s, owner))
         return false;
     for (const struct saving *saving = s->savings; saving; saving = saving->next)
         if (saving->conversation == conversation)
@@ -593,7 +593,7 @@ static bool settle(struct session *s, struct query *q)
         q->tried = true;
         (void)unsaved_try(s, conversation);
     }
-    if (!conversation_settle(s, conversation))
+    if (!conversation_settle(s, q->owner_row.id, conversation))
         return false;
     if (q->kind == EVICT && !q->to_disk) {
         answer(q, 0);

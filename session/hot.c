@@ -535,30 +535,53 @@ static int common_full(const struct hot *a, const struct hot *b)
     return n;
 }
 
+struct discard {
+    struct discard *next;
+    struct session *session;
+    int64_t owner;
+};
+
 static void discarded(struct session *s, void *arg)
 {
-    (void)arg;
+    struct discard **p = &s->discards;
     s->jobs--;
-    s->discards--;
+    while (*p != arg)
+        p = &(*p)->next;
+    *p = (*p)->next;
+    free(arg);
 }
 
 static void discard_done(void *arg, int rc)
 {
-    struct session *s = arg;
+    struct discard *d = arg;
     (void)rc; /* what is left is searched for */
-    while (session_post(s, discarded, NULL))
+    while (session_post(d->session, discarded, d))
         ;
 }
 
 /* Of the chain that ends with `last` goes what nobody holds. */
-static int discard(struct session *s, const uint8_t last[STORAGE_KEY_BYTES])
+static int discard(struct session *s, int64_t owner, const uint8_t last[STORAGE_KEY_BYTES])
 {
-    int rc = storage_kv_flush(s->storage, last, discard_done, s);
-    if (rc)
+    struct discard *d = malloc(sizeof *d);
+    if (!d)
+        return -ENOMEM;
+    *d = (struct discard){s->discards, s, owner};
+    int rc = storage_kv_flush(s->storage, last, discard_done, d);
+    if (rc) {
+        free(d);
         return rc;
+    }
+    s->discards = d;
     s->jobs++;
-    s->discards++;
     return 0;
+}
+
+bool hot_discards(const struct session *s, int64_t owner)
+{
+    const struct discard *d = s->discards;
+    while (d && d->owner != owner)
+        d = d->next;
+    return d != NULL;
 }
 
 /* Whether a context has this segment. */
@@ -585,7 +608,7 @@ bool hot_take_end(const struct session *s, int64_t owner, const struct hot *but,
 bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES])
 {
     uint8_t end[STORAGE_KEY_BYTES];
-    return hot_take_end(s, owner, but, last, end) && discard(s, end) == 0;
+    return hot_take_end(s, owner, but, last, end) && discard(s, owner, end) == 0;
 }
 
 void hot_drop_cut(struct session *s, struct hot *h)
@@ -605,7 +628,7 @@ void hot_discard(struct session *s, struct hot *h)
     /* What is behind the rest first. */
     bool other = hot_drop_end(s, h->owner, h, h->aside);
     other |= hot_drop_end(s, h->owner, h, h->cut);
-    if (h->n_full > shared && discard(s, h->full[h->n_full - 1].key)) {
+    if (h->n_full > shared && discard(s, h->owner, h->full[h->n_full - 1].key)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
         return;
     }

@@ -243,6 +243,14 @@ static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *par
     return rc;
 }
 
+/* What is stored there is its answer. */
+static int answered_by(struct storage_ledger *l, struct turn *t, int64_t turn)
+{
+    struct found *f = &t->found;
+    int rc = storage_turn_by_id(l, f->owner.id, turn, STORAGE_TURN_ITEMS, &f->stored);
+    return rc || !f->stored.parent ? rc : storage_turn_public_id(l, f->stored.parent, &f->stored_previous);
+}
+
 static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
     struct found *f = &t->found;
@@ -252,6 +260,8 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
     if (rc)
         return rc;
     *parent = f->conversation.head;
+    if (t->ask.begins && *parent)
+        return answered_by(l, t, *parent);
     /* Items behind something are what is new, whoever said it. */
     t->ask.match &= !*parent && !t->parent;
     if (t->replaces && ((rc = find_replaced(l, t)) || f->failure != SESSION_OK))
@@ -307,9 +317,7 @@ static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn 
         if (first->unstored && t->previous)
             not_stored(t);
     } else if (!rc && f->failure == SESSION_OK) {
-        rc = storage_turn_by_id(l, f->owner.id, first->id, STORAGE_TURN_ITEMS, &f->stored);
-        if (!rc && first->parent)
-            rc = storage_turn_public_id(l, first->parent, &f->stored_previous);
+        rc = answered_by(l, t, first->id);
     }
     storage_turn_free(first);
     return rc;

@@ -561,6 +561,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->arg = r->arg;
     t->ask.retry = r->retry;
     t->ask.requeued = r->requeued;
+    t->ask.begins = r->begins;
     if (r->digest) {
         t->ask.has_digest = true;
         memcpy(t->digest, r->digest, sizeof t->digest);

@@ -317,6 +317,8 @@ struct session_turn {
     /* It may wait in the ledger as `queued`, and would run after a restart: `request` is given back then. */
     const char *request; /* NULL: it may not */
     bool requeued;       /* it is one that was given back: its row is there */
+    bool begins;         /* it is what its conversation begins with: where that holds something, it was asked before,
+                            and what the conversation holds last is told as its answer */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 };

@@ -120,6 +120,8 @@ void hot_distrust_like(struct session *s, int64_t owner, const engine_token *ids
 void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
 void hot_discard(struct session *s, struct hot *h);
+/* Whether any of that owner's is being dropped. */
+bool hot_discards(const struct session *s, int64_t owner);
 /* Drops `last` (zero: nothing) and, of what is before it, what nobody holds, unless a context of the owner but that one
  * has it. True: it is being dropped; what others have taken for stored may go with it. `last` is zero then. */
 bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES]);
@@ -252,6 +254,7 @@ struct turn {
         bool match, store, generate, count, raw, truncate, keeps, current_turn, retry, one_call, logprobs, has_digest;
         bool background; /* behind all others where time or places are shared */
         bool requeued;   /* it waited in the ledger when the process began */
+        bool begins;     /* only where its conversation holds nothing yet */
         bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
         bool adds;       /* it came with messages */
     } ask;
@@ -488,7 +491,8 @@ struct session {
     bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
     int saves;                      /* turns whose saving has not ended */
-    int prunes, discards;           /* under way; segments being dropped: of turns that failed, or that were cut off */
+    int prunes;                     /* under way */
+    struct discard *discards;       /* segments being dropped: of turns that failed, or that were cut off */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
@@ -729,9 +733,9 @@ enum engine_role stored_role(const char *name);
 const char *stored_role_name(enum engine_role role);
 
 /* conversations.c */
-/* Before something of a conversation is deleted: false while a saving of it is under way, or anybody's segments are
- * being dropped; else its idle contexts have gone. */
-bool conversation_settle(struct session *s, int64_t conversation);
+/* Before something of an owner's conversation is deleted: false while a saving of it is under way, or segments of that
+ * owner are being dropped; else its idle contexts have gone. */
+bool conversation_settle(struct session *s, int64_t owner, int64_t conversation);
 /* Goes on with queries that waited for savings. */
 void query_retry(struct session *s);
 /* Answers those that are left with -ESHUTDOWN. */

@@ -368,6 +368,8 @@ static void not_accepted(struct turn *t)
         turn_fail(t, SESSION_PREVIOUS_NOT_FOUND, "what this was to follow was deleted meanwhile");
     else if (t->accept_rc == -EUSERS)
         turn_fail(t, SESSION_KEY_LIMIT, "too many idempotency keys are in use; try again later");
+    else if (t->accept_rc == -EKEYREJECTED)
+        turn_fail(t, SESSION_KEY_REUSED, "this idempotency key came with another request at the same time");
     else if (t->accept_rc == -EBUSY)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request is being followed");
     else {

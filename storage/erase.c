@@ -10,7 +10,8 @@
  * record is gone, the ledger's log is emptied (vfs.c overwrites it), and only then the deletion is reported; the mark
  * goes with the next transaction that is synced. The index has codes of tokens (labels.c), which whoever has its keys
  * can find the tokens of: its log is emptied as well where it may have more than the first few of a row that went. It
- * also waits for what is left of records of its owner that went before. Where something fails on the way, -EINPROGRESS
+ * also waits for what is left of records of its owner that went before, and after a start for the first search for what
+ * nothing holds: a crash may have left something. Where something fails on the way, -EINPROGRESS
  * is reported: it is deleted for everybody, but the mark stays, and the rest is tried again, also after a restart.
  */
 #include <errno.h>
@@ -21,7 +22,8 @@
 
 #define RETRY_MS_FIRST 1000
 #define RETRY_MS_MOST  60000
-#define CUT_PLACES     256 /* of one pack with one sync */
+#define CUT_PLACES     256  /* of one pack with one sync */
+#define SEARCH_MS      5000 /* that a deletion waits for the search after a start before that is told */
 #define MARK           "deleting/"
 
 /* ---- marks ------------------------------------------------------------------------------------------------------- */
@@ -339,11 +341,13 @@ static void drops_hand_over(struct storage_ledger *l, struct drop *drops, size_t
 void erase_drops(struct storage_ledger *l, int kv_rc)
 {
     struct storage *st = l->st;
-    size_t n = l->n_drops;
+    size_t n = l->n_drops, gone = 0;
     l->n_drops = 0;
     wait_for_cuts(l, false);
+    for (size_t i = 0; i < n; i++)
+        gone += !l->drops[i].moved;
     if (!kv_rc)
-        atomic_fetch_sub(&st->segments, n);
+        atomic_fetch_sub(&st->segments, gone);
     if (!kv_rc && n)
         drops_hand_over(l, l->drops, n);
     for (size_t i = 0; kv_rc && i < n; i++)
@@ -489,9 +493,10 @@ int erase_logs(struct storage_ledger *l)
 static bool cut_out_all(const struct storage_ledger *l, struct job *j)
 {
     bool failed = l->unread || l->gaps; /* something of it may be found yet */
-    if (failed && j->marks)
+    if (j->marks && (failed || (l->searching && monotonic_ms() - j->since_ms >= SEARCH_MS)))
         tell(j, -EINPROGRESS);
-    if (!j->marks || failed || j->n_drops || l->cuts_given - l->n_cuts < j->cuts_back || atomic_load(&l->st->moving))
+    if (!j->marks || failed || l->searching || j->n_drops || l->cuts_given - l->n_cuts < j->cuts_back ||
+        atomic_load(&l->st->moving))
         return false;
     bool left = earlier_left(l, j, &failed);
     if (failed)

@@ -12,7 +12,7 @@
  *
  * When nothing waits, or now and then where something always does, the thread looks through the index for segments that
  * nothing holds, a few rows at a time: once after open, and again for what is newer when storage_sweep() says that
- * turns have ended.
+ * turns have ended. Deletions wait for the first: of a crash before the start there may be something that was theirs.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -252,6 +252,7 @@ static void batch_report(struct storage_ledger *l, struct job *batch, int rc, in
         bool done = !rc && j->rc >= 0;
         j->rc = rc ? rc : j->rc < 0 ? j->rc : j->job.index ? kv_rc : 0;
         if (done && (j->marks || j->n_drops)) {
+            j->since_ms = monotonic_ms();
             j->next = l->pending;
             l->pending = j;
             continue;
@@ -346,7 +347,8 @@ static void sweep(struct storage_ledger *l)
     bool holds = l->holds_at != INT64_MAX;
     int64_t *at = holds ? &l->holds_at : &l->sweep_at, before = *at;
     int rc = jobs_run_alone(l, holds ? holds_run : sweep_run);
-    if (rc && (holds || l->gaps)) { /* nothing may be swept before, or deletions wait for it */
+    l->searching &= rc != -EBADMSG; /* what is damaged is not waited for: the search may never get behind it */
+    if (rc && (holds || l->gaps || l->searching)) {
         if (!l->sweep_failed)
             storage_log(l->st, LOG_WARNING, "what nothing holds cannot be searched for now; this is tried again: %s",
                         strerror(-rc));
@@ -362,11 +364,12 @@ static void sweep(struct storage_ledger *l)
         l->sweep_at = l->sweep_at == before ? INT64_MAX : l->sweep_at;
     }
     if (l->sweep_at == INT64_MAX) {
-        if (l->gaps)
+        bool waited = l->gaps || l->searching; /* deletions may have, for it */
+        if (waited)
             erase_wait_for_cuts(l);
         pthread_mutex_lock(&l->st->jobs_lock);
-        l->st->unpinned |= l->gaps; /* deletions may have waited for it */
-        l->gaps = false;
+        l->st->unpinned |= waited;
+        l->gaps = l->searching = false;
         l->st->sweep_done = !l->st->sweep_wanted;
         pthread_cond_broadcast(&l->st->jobs_cond);
         pthread_mutex_unlock(&l->st->jobs_lock);
@@ -456,6 +459,12 @@ static void idle(struct storage_ledger *l)
     l->idle_said = rc;
 }
 
+/* Whether a deletion waits for the search. */
+static bool sweep_hurries(const struct storage_ledger *l)
+{
+    return l->searching && l->pending && !l->sweep_failed;
+}
+
 void *jobs_thread(void *arg)
 {
     struct storage *st = arg;
@@ -464,7 +473,8 @@ void *jobs_thread(void *arg)
     int64_t swept_ms = monotonic_ms();
     for (;;) {
         changes_note(l);
-        int64_t sweep_due = l->sweep_at == INT64_MAX || stop ? 0 : swept_ms + (SWEEP_PAUSE_MS << l->sweep_failed);
+        int64_t sweep_pause = sweep_hurries(l) ? 0 : SWEEP_PAUSE_MS << l->sweep_failed;
+        int64_t sweep_due = l->sweep_at == INT64_MAX || stop ? 0 : swept_ms + sweep_pause;
         int64_t due = soonest(sweep_due, soonest(erase_due_ms(l), idle_due_ms(l)));
         bool timeout = false;
         bool may_sweep = !sweep_due && !l->unread;
@@ -514,7 +524,8 @@ void *jobs_thread(void *arg)
         if (sweep_begins) {
             segment_sweep_begin(l, sweep_clock);
             swept_ms = monotonic_ms();
-        } else if (sweep_due && !stop && sweep_due + (timeout ? 0 : SWEEP_BUSY_MS) <= monotonic_ms()) {
+        } else if (sweep_due && !stop &&
+                   sweep_due + (timeout || sweep_hurries(l) ? 0 : SWEEP_BUSY_MS) <= monotonic_ms()) {
             sweep(l);
             swept_ms = monotonic_ms();
         }

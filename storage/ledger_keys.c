@@ -61,7 +61,7 @@ int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[S
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target)
 {
     int64_t now = ledger_clock_ms(l);
-    int rc;
+    int rc, changes;
     sqlite3_stmt *s = STMT_WITH(l, S_KEYS_EXPIRE, now - STORAGE_KEY_KEPT_MS);
     if ((rc = stmt_run(l, s, NULL)))
         return rc;
@@ -70,8 +70,10 @@ int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[S
     bind_blob(s, 3, digest, STORAGE_DIGEST_BYTES);
     bind_text(s, 4, target);
     (void)sqlite3_bind_int64(s, 5, now);
-    if ((rc = stmt_run(l, s, NULL)))
+    if ((rc = stmt_run(l, s, &changes)))
         return rc;
+    if (!changes)
+        return -EKEYREJECTED;
     s = STMT_WITH(l, S_KEYS_FULL, owner, STORAGE_KEYS_PER_OWNER);
     rc = stmt_step(l, s);
     if (rc == 1) {

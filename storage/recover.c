@@ -113,7 +113,7 @@ static int intents_carry_out(struct recovery *r)
         return 0;
     if (rc)
         return rc;
-    int logs_rc = erase_logs(l);
+    (void)erase_logs(l);
     rc = stmt_do(l, S_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++) {
         struct drop *d = &r->intents[i];
@@ -128,9 +128,6 @@ static int intents_carry_out(struct recovery *r)
         }
         rc = stmt_run(l, STMT_WITH(l, S_INTENT_DELETE, d->intent), NULL);
     }
-    /* In packs that are not read yet, or behind a gap, there may be something of what was deleted. */
-    if (!rc && !left && !logs_rc && !l->unread && !l->gaps)
-        rc = stmt_do(l, S_META_MARKS_DELETE);
     if (!rc)
         rc = stmt_do(l, S_COMMIT);
     if (put_off(l, rc, "what was deleted is told so later")) {

@@ -512,6 +512,7 @@ static int over_run(struct storage_ledger *l, void *arg)
         return rc;
     l->holds_at = INT64_MAX;
     l->unread = false;
+    l->searching = true;
     erase_wait_for_cuts(l);
     return 0;
 }

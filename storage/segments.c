@@ -276,10 +276,11 @@ int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32
         rc = account(l, 0, pack, offset + row->bytes, (int64_t)row->bytes, 1);
     if (!rc)
         rc = account(l, 0, row->pack, 0, -(int64_t)row->bytes, -1);
+    size_t n = l->n_drops;
     if (!rc)
         rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
-    if (!rc)
-        atomic_fetch_add(&l->st->segments, 1); /* as many as before when the drop is carried out */
+    if (!rc && l->n_drops > n)
+        l->drops[n].moved = true;
     return rc;
 }
 

@@ -269,6 +269,7 @@ static int interrupted_run(struct storage_ledger *l, void *arg)
     const int64_t *sweep_at = arg;
     (void)clock_gettime(CLOCK_REALTIME, &now);
     l->sweep_at = *sweep_at;
+    l->searching = l->sweep_at != INT64_MAX;
     return turns_interrupted(l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
 }
 

@@ -369,7 +369,8 @@ int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversa
  * running time; -EINVAL: used with another digest. The key is told apart by its bytes. */
 int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], char **target);
-/* Notes it, in place of an older one. -EUSERS: the owner has STORAGE_KEYS_PER_OWNER. */
+/* Notes it, in place of an older one. -EKEYREJECTED: it was used with another digest; -EUSERS: the owner has
+ * STORAGE_KEYS_PER_OWNER. */
 int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target);
 /* Forgets the keys that made `target`. 0 or negative. */
@@ -422,7 +423,8 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
  * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost
  * nothing; the next commit then holds its end.
  * `with` (may be NULL) runs in the same transaction behind that, with what done will get unless the transaction fails;
- * its own failure undoes all of it. [any thread] */
+ * its own failure undoes all of it. Where the turn has gone nothing is held, what was put for it goes, and `with` runs.
+ * [any thread] */
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
                       int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
                       void *arg);

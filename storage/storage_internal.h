@@ -246,6 +246,7 @@ struct drop { /* a record that is gone from the index and is to be cut out of it
     uint8_t key[STORAGE_KEY_BYTES];
     struct job *job; /* is reported after it; NULL: none */
     enum drop_wait wait;
+    bool moved;      /* its segment lies elsewhere now */
     int rc;          /* of overwriting it */
     bool given_back; /* and its space is free */
 };
@@ -314,6 +315,7 @@ struct storage_ledger {
     int64_t sweep_from;    /* the next one begins behind this row; INT64_MAX: none was passed over yet */
     uint64_t sweep_clock;  /* what was used later is passed over */
     int sweep_failed;      /* how often a piece of it did that is tried again */
+    bool searching;        /* the search since the start is not over: a crash may have left what nothing holds */
     uint64_t used;         /* clock of uses */
     bool reads;            /* the batch changes nothing: uses wait for one that does */
     struct {
@@ -585,6 +587,7 @@ struct job {
     struct mark *marks; /* NULL: it deleted nothing for its owner */
     bool waits;         /* for these, too: */
     uint64_t cuts_back; /* what the cutter had when it was committed */
+    int64_t since_ms;   /* that it waits, of the monotonic clock */
 };
 
 struct pin {
@@ -735,8 +738,7 @@ void erase_give_up(struct storage_ledger *l);
 void erase_record(struct storage *st, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], const struct place_of *at);
 /* A pack without records that will get no more goes as a whole. */
 void erase_pack(struct storage_ledger *l, uint32_t pack);
-/* Space of a pack that stays in use although nothing lies there, until the pack goes as a whole. Counted in disk_used.
- */
+/* Space of a pack in which nothing lies stays in use until the pack goes as a whole. Counted in disk_used. */
 void erase_dead(struct storage_ledger *l, uint32_t pack, uint64_t bytes);
 #define DEAD_SLACK ((uint64_t)64 << 10) /* the file system's rounding, which does not count */
 /* So many of these bytes are in use after all. */
@@ -770,9 +772,7 @@ void encode_over(struct storage *st, uint64_t bytes);
 void backup_step(struct storage_ledger *l, struct backup *b, bool stop);
 
 /* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes; `idle`: if that is more
- * than it uses. -ENOENT: none. KV
- * writer.
- */
+ * than it uses. -ENOENT: none. KV writer. */
 int compact(struct storage *st, bool idle);
 
 /* writer.c, reader.c */

@@ -470,7 +470,7 @@ static int commit_run(struct storage_ledger *l, void *arg)
         rc = segment_release(l, g->last);
         if (!rc)
             rc = segment_release(l, end);
-        return rc;
+        return rc || !g->with ? rc : g->with(l, g->arg, 0);
     }
     if (!rc)
         rc = keep_limits(l, g);

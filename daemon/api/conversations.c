@@ -293,6 +293,7 @@ void conversation_begin(struct client *c, struct op *op, const struct session_re
         turn_request_free(q);
         return;
     }
+    q->begins = true;
     bool made = q->made = strcmp(r->conversations[0].id, op->id) == 0;
     if (!start_items(c, q, r->conversations[0].id) && made) {
         session_conversation_unmake(c->api->runs.session, c->owner, op->id);

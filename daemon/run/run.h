@@ -205,6 +205,7 @@ struct turn_request {
     char *answer;    /* of one whose answer is known before it has run: what it is; NULL: none */
     cJSON *settings; /* of the conversation that is made before it, a create body without items; NULL: none is */
     bool made;       /* that was made for this turn, and goes when it fails */
+    bool begins;     /* as in a session_turn: its conversation is made with it */
     char *tools, *tool, *opening, *continues, *callable, *labels; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;

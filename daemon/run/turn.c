@@ -356,6 +356,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .retry = retry && retry->count > 0,
         .request = queued,
         .requeued = id != NULL,
+        .begins = q->begins,
         .event = on_event,
         .arg = run,
     };

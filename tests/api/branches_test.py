@@ -3,6 +3,7 @@
 questions asked anew. Whatever is there already is not prefilled again, at every length around a segment's, also when it is cold. The model
 is random: what it writes are not the tokens that its text would give, so only the ledger's can be used again."""
 
+import concurrent.futures
 import os
 import socket
 import subprocess
@@ -232,6 +233,23 @@ def deleted_for_good():
         assert d.stop()[0] == 0
 
 
+def made_once():
+    """The same request with one key, on several connections at once: one conversation, and in it its items once."""
+    with Scratch() as data, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        d = daemon(data)
+        source = d.ok("POST", "/v1/conversations", {"items": [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]})["id"]
+        for n in range(4):
+            key = {"Idempotency-Key": f"key {n}"}
+            body = {"items": [{"role": "user", "content": f"{n} {i}"} for i in range(3)]}
+            path, wanted = ("/v1/conversations", 3) if n % 2 == 0 else (f"/v1/conversations/{source}/fork", 2)
+            made = list(pool.map(lambda _: d.call("POST", path, body if n % 2 == 0 else {}, key), range(6)))  # noqa: B023
+            assert {status for status, _ in made} == {200}, made
+            (c,) = {answer["id"] for _, answer in made}
+            assert len(items(d, c)) == wanted, (path, items(d, c))
+            assert len(d.ok("GET", f"/v1/conversations/{c}/responses")["data"]) == 1
+        assert d.stop()[0] == 0
+
+
 def again_at_8k():
     """An answer made again behind a long context runs its last token alone."""
     with Scratch() as data:
@@ -299,4 +317,4 @@ def cut_answers_go_on():
 if not os.path.exists(MAKER):
     print(f"skip: {MAKER} is missing")
     sys.exit(77)
-run(single_items, forks, around_a_segment, all_responses, chained_in_a_conversation, deleted_for_good, cut_answers_go_on, again_at_8k)
+run(single_items, forks, around_a_segment, all_responses, chained_in_a_conversation, deleted_for_good, made_once, cut_answers_go_on, again_at_8k)

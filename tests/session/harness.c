@@ -2,7 +2,6 @@
 #include "tests/session/harness.h"
 
 #include "storage/storage_internal.h"
-
 #include <dirent.h>
 #include <math.h>
 #include <time.h>
@@ -410,6 +409,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .background = ask.request != NULL,
                                    .request = ask.request,
                                    .requeued = ask.requeued,
+                                   .begins = ask.begins,
                                    .event = on_event,
                                    .arg = a};
     assert_int_equal(session_turn_start(rig->s, &t), 0);
@@ -618,7 +618,7 @@ struct look {
 static void look_saves(struct session *s, void *arg)
 {
     struct look *look = arg;
-    look->saves = s->saves + s->discards;
+    look->saves = s->saves + (s->discards != NULL);
     gate_open(&look->gate);
 }
 

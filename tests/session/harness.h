@@ -113,7 +113,7 @@ struct ask {
     bool match, ephemeral, warm, count, raw, truncate, current_turn;
     const char *key;
     int digest; /* stands for one; 0: none */
-    bool retry, requeued;
+    bool retry, requeued, begins;
     const char *request;
     void (*hook)(struct answer *a, const struct session_event *ev, void *arg); /* on the engine thread, without locks */
     void *hook_arg;

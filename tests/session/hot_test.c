@@ -419,6 +419,38 @@ static void test_failure_beside_another(void **state)
     rig_close(rig);
 }
 
+static struct gate written = GATE_CLOSED;
+
+static void release_late(void *payload)
+{
+    gate_wait(&written, 1);
+    free(payload);
+}
+
+/* While the disk has yet to take what another owner's failed turn gives back, a deletion goes on. */
+static void test_deletion_beside_a_failure(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.nan_byte = 'Z'});
+    char *text = rig_text(1, 600);
+    text[strlen(text) - 1] = 'Z';
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    (void)rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    struct storage_segment first = {.key = {1}, .count = 1, .label = text, .label_bytes = 4, .release = release_late};
+    (void)snprintf(first.producer, sizeof first.producer, "none");
+    void *payload = calloc(1, rig->s->info->kv_token_bytes);
+    assert_non_null(payload);
+    assert_int_equal(storage_segment_put(rig->s->storage, &first, &rig->s->layout, payload), 0);
+    struct answer *failing = rig_begin(rig, (struct ask){.owner = "bob", .text = text, .seed = 1});
+    rig_end(failing);
+    assert_true(failing->failed);
+    assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
+    gate_open(&written);
+    free(text);
+    rig_close(rig);
+}
+
 /* What an owner has in pages is not pushed out by one who has much more. */
 static void test_pages_are_shared(void **state)
 {
@@ -467,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_restores_compete),
         cmocka_unit_test(test_orphan_goes),
         cmocka_unit_test(test_failure_beside_another),
+        cmocka_unit_test(test_deletion_beside_a_failure),
         cmocka_unit_test(test_pages_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -678,6 +678,27 @@ static void test_again_at_once(void **state)
     rig_close(rig);
 }
 
+/* What a conversation begins with comes once, also where it is sent twice before either is in. */
+static void test_begins(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct ask ask = {.text = "hello", .conversation = "conv_a", .warm = true, .begins = true};
+    char head[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_begin(rig, ask), *b = rig_begin(rig, ask);
+    rig_end(a);
+    rig_end(b);
+    assert_false(a->failed || a->repeated);
+    assert_repeated(b, a);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 1});
+    assert_int_equal(c->receipt.history, a->input);
+    assert_repeated(rig_ask(rig, ask), c);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, c->id);
+    rig_close(rig);
+}
+
 static void abandon_at_first_delta(struct answer *a, const struct session_event *ev, void *arg)
 {
     (void)arg;
@@ -735,27 +756,17 @@ static void test_abandoned(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_again_by_key),
-        cmocka_unit_test(test_again_at_once),
-        cmocka_unit_test(test_abandoned),
-        cmocka_unit_test(test_from_ram),
-        cmocka_unit_test(test_from_disk),
-        cmocka_unit_test(test_after_restart),
-        cmocka_unit_test(test_after_loss),
-        cmocka_unit_test(test_beside_others),
-        cmocka_unit_test(test_other_settings),
-        cmocka_unit_test(test_warm_up),
-        cmocka_unit_test(test_warm_up_with_messages),
-        cmocka_unit_test(test_warm_up_yields),
-        cmocka_unit_test(test_background_gives_its_place_back),
-        cmocka_unit_test(test_same_new_prompt),
-        cmocka_unit_test(test_not_a_number_beside_others),
-        cmocka_unit_test(test_nothing_to_run),
-        cmocka_unit_test(test_stop_inside_a_token),
-        cmocka_unit_test(test_spaces_in_front),
-        cmocka_unit_test(test_max_output_tokens),
-        cmocka_unit_test(test_context_ends),
-        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_again_by_key),    cmocka_unit_test(test_again_at_once),
+        cmocka_unit_test(test_begins),          cmocka_unit_test(test_abandoned),
+        cmocka_unit_test(test_from_ram),        cmocka_unit_test(test_from_disk),
+        cmocka_unit_test(test_after_restart),   cmocka_unit_test(test_after_loss),
+        cmocka_unit_test(test_beside_others),   cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_warm_up),         cmocka_unit_test(test_warm_up_with_messages),
+        cmocka_unit_test(test_warm_up_yields),  cmocka_unit_test(test_background_gives_its_place_back),
+        cmocka_unit_test(test_same_new_prompt), cmocka_unit_test(test_not_a_number_beside_others),
+        cmocka_unit_test(test_nothing_to_run),  cmocka_unit_test(test_stop_inside_a_token),
+        cmocka_unit_test(test_spaces_in_front), cmocka_unit_test(test_max_output_tokens),
+        cmocka_unit_test(test_context_ends),    cmocka_unit_test(test_windows),
     };
     return cmocka_run_group_tests(tests, learn_truth, forget_truth);
 }

@@ -232,6 +232,16 @@ static bool any_pack_contains(const char *text)
     return any_other_pack_contains(text, 0);
 }
 
+static int count_run(struct storage_ledger *l, void *arg)
+{
+    sqlite3_stmt *s = NULL;
+    JOB_CHECK(sqlite3_prepare_v2(l->kv, "SELECT count(*) FROM segments", -1, &s, NULL) == SQLITE_OK);
+    JOB_CHECK(sqlite3_step(s) == SQLITE_ROW);
+    *(uint64_t *)arg = (uint64_t)sqlite3_column_int64(s, 0);
+    (void)sqlite3_finalize(s);
+    return 0;
+}
+
 /* Copied, but the transaction that moves the rows fails: neither the old record nor the copy stays. */
 static void test_move_fails(void **state)
 {
@@ -252,6 +262,11 @@ static void test_move_fails(void **state)
         assert_true(i < 1000);
         (void)usleep(10000);
     }
+    struct storage_stats stats;
+    uint64_t rows = 0;
+    assert_int_equal(jobs_call(st, count_run, &rows), 0);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, rows);
 }
 
 /* The transaction in which it is chosen what moves fails: nothing does, and no deletion waits for that. */

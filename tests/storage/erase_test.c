@@ -381,6 +381,25 @@ static void test_without_a_row(void **state)
     assert_int_equal(stats.segments, before.segments);
 }
 
+/* A process that ended in the middle of a turn has left a segment that no turn holds, behind one that is held: both go
+ * with the conversation, however soon after the start it is deleted. */
+static void test_left_by_a_crash(void **state)
+{
+    (void)state;
+    struct storage_found f[2];
+    for (unsigned id = 10; id < 400; id++) /* others', which the search comes to before */
+        assert_int_equal(testing_put(st, owner + 1, id, 0), 0);
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
+    assert_int_equal(testing_commit(st, 0, 0), 0);
+    assert_int_equal(testing_find(st, owner, 2, 3, &f[0]), 0);
+    assert_int_equal(testing_find(st, owner, 3, 4, &f[1]), 0);
+    reopen();
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    for (int i = 0; i < 2; i++)
+        assert_true(testing_cut_out(st, &f[i]));
+    gone_soon(&f[0]);
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -389,7 +408,7 @@ int main(void)
         T(test_in_order),      T(test_not_overwritten), T(test_not_synced), T(test_no_holes),
         T(test_record_in_use), T(test_close_meanwhile), T(test_log_stays),  T(test_index_behind),
         T(test_codes),         T(test_codes_of_before), T(test_codes_stay), T(test_left_from_before),
-        T(test_without_a_row),
+        T(test_without_a_row), T(test_left_by_a_crash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

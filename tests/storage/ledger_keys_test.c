@@ -36,6 +36,9 @@ static int used_run(struct storage_ledger *l, void *arg)
     JOB_CHECK((storage_key_get(l, k->other, key, digest, &target)) == (-ENOENT));
     JOB_CHECK((storage_key_set(l, k->owner, key, digest, "resp_2")) == (0)); /* a second attempt took its place */
     JOB_CHECK(target_is(l, k->owner, 7, "resp_2"));
+    /* Another request's, which was looked for before this one was there. */
+    JOB_CHECK((storage_key_set(l, k->owner, key, other_digest, "conv_1")) == (-EKEYREJECTED));
+    JOB_CHECK(target_is(l, k->owner, 7, "resp_2"));
     return 0;
 }
 

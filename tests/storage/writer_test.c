@@ -212,6 +212,48 @@ static void test_hold_of_what_is_not_there(void **state)
     finish();
 }
 
+struct with {
+    unsigned drop;
+    int n, rc;
+};
+
+static int with_run(struct storage_ledger *l, void *arg, int rc)
+{
+    struct with *w = arg;
+    uint8_t key[STORAGE_KEY_BYTES];
+    testing_key(key, w->drop);
+    w->n++;
+    w->rc = rc;
+    return storage_segment_drop(l, key);
+}
+
+static void with_done(void *arg, int rc)
+{
+    (void)arg, (void)rc;
+}
+
+/* What is to be done with a commit is done as well where its turn went before it came. */
+static void test_turn_gone(void **state)
+{
+    (void)state;
+    struct with with = {.drop = 4};
+    uint8_t last[STORAGE_KEY_BYTES];
+    start(1 << 28);
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+    for (unsigned id = 1; id <= 3; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+    assert_int_equal(testing_put(st, owner, 4, 1), 0); /* what was cut from it */
+    assert_int_equal(testing_turn_delete(st, owner, "resp_2"), 0);
+    testing_key(last, 3);
+    assert_int_equal(storage_kv_commit(st, second, last, with_run, with_done, &with), 0);
+    assert_int_equal(testing_commit(st, 0, 0), 0); /* it is over */
+    testing_cuts_wait(st);
+    assert_int_equal(with.n, 1);
+    assert_int_equal(with.rc, 0);
+    assert_int_equal(stats().segments, 0);
+    finish();
+}
+
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -325,16 +367,12 @@ static void test_invalid(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_failed_sync),
-        cmocka_unit_test(test_hold_of_what_is_left),
-        cmocka_unit_test(test_gap),
-        cmocka_unit_test(test_hold_of_what_is_not_there),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_short_writes),
-        cmocka_unit_test(test_zeros_for_holes),
+        cmocka_unit_test(test_failed_sync),  cmocka_unit_test(test_hold_of_what_is_left),
+        cmocka_unit_test(test_gap),          cmocka_unit_test(test_hold_of_what_is_not_there),
+        cmocka_unit_test(test_turn_gone),    cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_short_writes), cmocka_unit_test(test_zeros_for_holes),
 
-        cmocka_unit_test(test_packs_follow),
-        cmocka_unit_test(test_uncommitted),
+        cmocka_unit_test(test_packs_follow), cmocka_unit_test(test_uncommitted),
         cmocka_unit_test(test_invalid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
