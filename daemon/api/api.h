@@ -224,6 +224,8 @@ extern const struct run_format responses_format;
 /* Parses a create body. Takes body in every case. NULL and *e on refusal. websocket: `stream` is ignored, and turns of
  * a conversation go on without their readers. */
 struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_error *e);
+/* Has the turn follow a response of its conversation, "": nothing. NULL: it is not said. 0, or -1 and *e. */
+int responses_parse_parent(struct turn_request *q, const char *parent, struct api_error *e);
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
 cJSON *response_usage(const struct run *run);

@@ -75,6 +75,24 @@ static int parse_continue(struct turn_request *q, const cJSON *body, struct api_
     return 0;
 }
 
+int responses_parse_parent(struct turn_request *q, const char *parent, struct api_error *e)
+{
+    if (!parent) {
+        return 0;
+    }
+    if (*parent && !id_valid("resp_", parent)) {
+        api_error_set(e, 400, "invalid_value", "convod.parent",
+                      "'convod.parent' must be a response id, or empty for the beginning.");
+        return -1;
+    }
+    q->has_parent = true;
+    q->parent = strdup(parent);
+    if (!q->parent) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+    }
+    return q->parent ? 0 : -1;
+}
+
 /* Our additions, under one key. */
 static int parse_convod(struct turn_request *q, const cJSON *body, bool websocket, cJSON *echo, struct api_error *e)
 {
@@ -98,15 +116,12 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
             return -1;
         }
     }
-    if (parent) {
-        if (!q->conversation || (*parent && !id_valid("resp_", parent))) {
-            api_error_set(e, 400, "invalid_value", "convod.parent",
-                          q->conversation ? "'convod.parent' must be a response id, or empty for the beginning."
-                                          : "'convod.parent' needs 'conversation'.");
-            return -1;
-        }
-        q->has_parent = true;
-        q->parent = strdup(parent);
+    if (parent && !q->conversation) {
+        api_error_set(e, 400, "invalid_value", "convod.parent", "'convod.parent' needs 'conversation'.");
+        return -1;
+    }
+    if (responses_parse_parent(q, parent, e)) {
+        return -1;
     }
     if (key && !(q->key = strdup(key))) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
