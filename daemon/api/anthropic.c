@@ -456,8 +456,8 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop_sequences", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop_sequences", e) || parse_thread(q, body, e) || parse_messages(q, body, e) ||
-        parse_tools(q, body, e) || message_opening_check(q, "output_config.format", e)) {
+        parse_thread(q, body, e) || parse_messages(q, body, e) || parse_tools(q, body, e) ||
+        message_opening_check(q, "output_config.format", e)) {
         return -1;
     }
     q->max_output_tokens = (int)max_tokens;

@@ -385,9 +385,6 @@ int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn
                struct api_error *e);
 /* Reads `verbosity` of o, a word that no template has: it is checked and shown again. 0, or -1 and *e. */
 int verbosity_parse(const cJSON *o, const char *prefix, const char **out, struct api_error *e);
-/* Whether the form can be kept beside what else was read into q; stops: what the field of stop strings is called. 0, or
- * -1 and *e. */
-int form_check(const struct turn_request *q, const char *stops, struct api_error *e);
 
 /* ---- several answers, in Chat Completions and Completions (choices.c) -----------------------------------------------
  */

@@ -102,8 +102,8 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
         bias_parse(body, q, e) || priority_parse(body, "", &q->patient, e) || effort_parse_chat(body, q, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop", e) || parse_messages(q, body, e) ||
-        tools_parse(q, body, "function.parameters", NULL, e) || message_opening_check(q, "response_format", e)) {
+        parse_messages(q, body, e) || tools_parse(q, body, "function.parameters", NULL, e) ||
+        message_opening_check(q, "response_format", e)) {
         return -1;
     }
     q->max_output_tokens = (int)max_tokens;

@@ -347,9 +347,8 @@ static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSO
         parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_continue(q, body, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) ||
-        tools_parse(q, body, "parameters", echo, e) || parse_reasoning(q, body, echo, e) ||
-        parse_truncation(q, body, echo, e)) {
+        parse_convod(q, body, websocket, echo, e) || tools_parse(q, body, "parameters", echo, e) ||
+        parse_reasoning(q, body, echo, e) || parse_truncation(q, body, echo, e)) {
         return -1;
     }
     /* Where nothing was said yet there is nothing to be stored: it is followed on the connection that read it in. */
