@@ -659,7 +659,7 @@ static cJSON *piece_event(const struct run *run, size_t i)
 
 static void message_delta(struct run *run, size_t i, const char *text)
 {
-    piece_log(run, i, delta_type, text, -1, piece_event);
+    piece_log(run, i, delta_type, text, NULL, piece_event);
 }
 
 static void message_item_end(struct run *run, size_t i)

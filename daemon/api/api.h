@@ -368,10 +368,10 @@ cJSON *logprobs_list(const struct run *run, size_t i, size_t from);
 
 #define PIECE_MARK "\x01"
 
-/* Logs the event, of this name (static; NULL: none), of a piece of item i's text. make: such an event whose text is
- * PIECE_MARK, asked for once in an item's life. number: becomes the event's last member, `sequence_number`; -1: it has
- * none. */
-void piece_log(struct run *run, size_t i, const char *name, const char *text, int64_t number,
+/* Logs the event, of this name (static; NULL: none), of a piece of item i's text; of a custom tool's call, of what that
+ * adds to its input, and none where that is nothing. make: such an event whose text is PIECE_MARK, asked for once in an
+ * item's life. number: becomes the event's last member, `sequence_number`, and is counted on; NULL: it has none. */
+void piece_log(struct run *run, size_t i, const char *name, const char *text, int64_t *number,
                cJSON *(*make)(const struct run *run, size_t i));
 
 /* ---- forms of answers (form.c) ------------------------------------------------------------------------------------

@@ -275,14 +275,11 @@ static cJSON *piece_event(const struct run *run, size_t i)
 
 static void chat_delta(struct run *run, size_t i, const char *text)
 {
-    struct run_item *item = &run->items[i];
-    char *input = item->custom ? call_input(item->text, &item->input_told) : NULL;
-    if (item->n_logprobs_told < item->n_logprobs) {
+    if (run->items[i].n_logprobs_told < run->items[i].n_logprobs) {
         emit(run, text_delta(run, i, text), logprobs(run, i));
-    } else if (!item->custom || (input && *input)) {
-        piece_log(run, i, NULL, input ? input : text, -1, piece_event);
+    } else {
+        piece_log(run, i, NULL, text, NULL, piece_event);
     }
-    free(input);
 }
 
 static void chat_item_end(struct run *run, size_t i)
