@@ -51,7 +51,7 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
     const struct session_item *last = &q->items[q->n_items - 1];
     if (last->role == ENGINE_USER && last->len == 0 && !(last->kind && strcmp(last->kind, "message") != 0)) {
         char param[96];
-        snprintf(param, sizeof(param), "messages[%zu].content", q->n_items - 1);
+        snprintf(param, sizeof(param), "messages[%d].content", cJSON_GetArraySize(list) - 1);
         api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
         return -1;
     }
