@@ -178,12 +178,25 @@ static int labels_of(const struct storage_turn *turn, char **labels)
     return fine ? 0 : -ENOMEM;
 }
 
-/* What the context of a turn was told of tools, as it was and in the sorted form. NULL in both: of none. */
-static int tools_of(struct storage_ledger *l, const struct turn *t, int64_t turn, char **tools, char **form)
+/* What the context of a turn was told of tools, for comparison; NULL: of none. keep: where this one names none, those
+ * stay. */
+static int find_tools(struct storage_ledger *l, struct turn *t, int64_t turn, bool keep)
 {
+    struct found *f = &t->found;
+    char *tools = NULL;
     size_t len;
-    int rc = storage_turn_tools(l, t->found.owner.id, turn, tools);
-    return rc || !*tools ? rc : engine_json(*tools, strlen(*tools), true, form, &len);
+    free(f->tools);
+    f->tools = NULL;
+    int rc = storage_turn_tools(l, f->owner.id, turn, &tools);
+    if (!rc && tools)
+        rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
+    if (!rc && tools && keep && !t->tools) {
+        t->tools_form = strdup(f->tools);
+        t->tools = tools;
+        return t->tools_form ? 0 : -ENOMEM;
+    }
+    free(tools);
+    return rc;
 }
 
 /* What was said to the response whose answer is gone on with, where it stands, and its answer so far. */
@@ -199,7 +212,7 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
         return rc ? rc : leaf;
     if (!t->instructions && !(t->instructions = strdup(turn->instructions ? turn->instructions : "")))
         return -ENOMEM;
-    if (!t->tools && (rc = tools_of(l, t, turn->id, &t->tools, &t->tools_form)))
+    if ((rc = find_tools(l, t, turn->id, true)))
         return rc;
     if (!t->labels && (rc = labels_of(turn, &t->labels)))
         return rc;
@@ -211,13 +224,10 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
     /* A history that was found elsewhere, or what is not stored: its tokens say more than its items. */
     size_t prompt = turn->prompt_bytes / sizeof *answer;
     if (!turn->parent && turn->rebased && (turn->unstored || !truncate_may_be(t, (int64_t)prompt))) {
-        char *tools = NULL;
-        rc = tools_of(l, t, turn->id, &tools, &f->tools);
-        free(tools);
         f->begun = *turn;
         memset(turn, 0, sizeof *turn);
     }
-    return rc;
+    return 0;
 }
 
 static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *parent)
@@ -386,18 +396,9 @@ static int find_first(struct storage_ledger *l, struct turn *t, int64_t *parent)
 static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
 {
     struct found *f = &t->found;
-    char *tools = NULL;
     int rc = storage_turn_by_id(l, f->owner.id, parent, 0, &f->parent);
     if (!rc)
-        rc = tools_of(l, t, parent, &tools, &f->tools);
-    if (!rc && tools && (!t->ask.generate || t->ask.keeps) && !t->tools && !t->ask.match) {
-        /* Where nothing is answered and none are named, those that were told of stay. */
-        t->tools_form = strdup(f->tools);
-        t->tools = tools;
-        tools = NULL;
-        rc = t->tools_form ? 0 : -ENOMEM;
-    }
-    free(tools);
+        rc = find_tools(l, t, parent, (!t->ask.generate || t->ask.keeps) && !t->ask.match);
     if (!rc && t->ask.keeps && !t->instructions && !t->ask.match &&
         !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
         rc = -ENOMEM;

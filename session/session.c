@@ -492,7 +492,7 @@ static bool contradicts_itself(const struct session_turn *r)
         return true;
     if ((r->opening || r->continues) && (r->form || r->raw || !r->generate || r->tool_choice == SESSION_TOOLS_REQUIRED))
         return true;
-    return (r->form && (r->n_stops || (calls && !r->call_form))) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX;
+    return (r->form && calls && !r->call_form) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX;
 }
 
 int session_turn_start(struct session *s, const struct session_turn *r)

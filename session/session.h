@@ -233,7 +233,7 @@ struct session_event {
     bool erasing;       /* DONE: of what the turn replaced something could not be erased from the disk yet */
     bool incomplete;    /* DONE */
     const char *reason; /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
-                           "shutdown", "malformed_call" */
+                           "shutdown", "malformed_call", "stop" (a stop string, before the form was whole) */
     const char *stop;   /* DONE: the stop string that ended it; NULL: none */
     int input_tokens, cached_tokens, output_tokens; /* DONE */
     const struct session_receipt *receipt;          /* DONE */
@@ -286,7 +286,7 @@ struct session_turn {
     struct engine_sampling sampling;
     const struct engine_bias *bias; /* [n_bias], as in engine_pick */
     int n_bias;
-    struct engine_form *form; /* what the answer's text must be; shared, not taken; NULL: any text. Not with stops */
+    struct engine_form *form;      /* what the answer's text must be; shared, not taken; NULL: any text */
     struct engine_form *call_form; /* what calls must be, of engine_form_calls(); the same; NULL: anything. With a form
                                       and tools that may be called it must be there */
     const char *const *stops;

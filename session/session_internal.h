@@ -396,6 +396,7 @@ struct ephemeral { /* a store:false response that can be followed */
 /* Frees it, when nobody uses it any more; one that used it does not. */
 void ephemeral_free(struct ephemeral *e);
 void ephemeral_let_go(struct ephemeral *e);
+
 #define LIVE_RESPONSE_SIZE 80
 
 /* What other threads are told of pages and turns (live.c). */
@@ -447,17 +448,16 @@ struct session {
     struct storage_array *arrays;
     int max_waiting, max_running, idle_ms, max_step_ms;
     void (*log)(void *arg, int priority, const char *text);
-    void *log_arg;
     void (*events)(void *arg, bool more);
-    void *events_arg;
+    void *log_arg, *events_arg;
 
     pthread_t thread;
     bool thread_started, wake_made;
     pthread_mutex_t lock; /* guards commands, stop, status, live and usages */
     pthread_cond_t wake;
     struct command *commands, **commands_end;
-    bool stop;
     int drain_ms;
+    bool stop;
     struct session_status published; /* as the last loop left it */
     int64_t published_progress_ms;
     struct live live;
@@ -466,11 +466,10 @@ struct session {
     /* engine thread */
     struct session_status status;
     int64_t last_progress_ms, last_step_ns, step_cpu_ns;
-    struct query *queries;  /* that wait until a conversation's saving has ended */
-    struct saving *savings; /* under way */
-    struct saving *unsaved; /* that failed, and are tried again */
-    struct mark *marks;     /* of turns that failed, which could not be written */
-    int64_t unsaved_at_ms;  /* when */
+    struct query *queries;            /* that wait until a conversation's saving has ended */
+    struct saving *savings, *unsaved; /* under way; that failed, and are tried again */
+    struct mark *marks;               /* of turns that failed, which could not be written */
+    int64_t unsaved_at_ms;            /* when */
     int unsaved_pause_ms;
     struct turn *turns;            /* oldest first */
     struct hot *hots, *oldest_hot; /* by their last use */
@@ -480,18 +479,16 @@ struct session {
     uint64_t idle_count;
     int64_t idle_tokens; /* of all of those */
     struct ephemeral *ephemerals;
-    bool closing;
     struct schedule_cost cost; /* of the steps until now */
     struct schedule_accounts accounts;
-    bool current_turn_asked; /* somebody wants contexts without past thinking */
-    int jobs;                /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    bool closing, current_turn_asked; /* asked: somebody wants contexts without past thinking */
+    int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
     atomic_uint_fast64_t quota_refusals;
     int64_t retain_due_ms, retain_offset_ms; /* retention.c */
     int retain_wait_ms;
     bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
-    int saves;                      /* turns whose saving has not ended */
-    int prunes;                     /* under way */
+    int saves, prunes;              /* turns whose saving has not ended; under way */
     struct discard *discards;       /* segments being dropped: of turns that failed, or that were cut off */
 };
 

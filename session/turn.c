@@ -535,6 +535,8 @@ static bool add_token(struct turn *t, const struct engine_pick *pick)
         s->status.tokens_generated++;
         rc = answer_token(t, pick);
     }
+    if (rc == 1 && t->end.by_string && t->form.of_answer)
+        t->end.reason = "stop"; /* what is cut off was part of the form */
     form_after(t);
     if (rc == 1) {
         turn_finish(t);

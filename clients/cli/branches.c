@@ -109,8 +109,7 @@ int cli_move_head(struct cli *c, const char *id, const char *response)
     return code;
 }
 
-/* A POST on which the model works; what it does is told meanwhile. */
-static cJSON *call_model(struct cli *c, const char *what, const char *path, cJSON *body, int *code)
+cJSON *cli_call_model(struct cli *c, const char *what, const char *path, cJSON *body, int *code)
 {
     term_status(&c->term, what);
     net_patience(c->net, true);
@@ -127,7 +126,7 @@ char *cli_fork(struct cli *c, const char *id, const char *title, int *code)
     cJSON *body = cJSON_CreateObject();
     if (*title)
         cJSON_AddStringToObject(body, "title", title);
-    cJSON *made = call_model(c, "copying", path.data, body, code);
+    cJSON *made = cli_call_model(c, "copying", path.data, body, code);
     char *fork = made ? text_copy(json_string(made, "id", "")) : NULL;
     cJSON_Delete(made);
     buf_free(&path);
@@ -142,7 +141,7 @@ char *cli_compact(struct cli *c, const char *id, const char *title, int *code)
     if (c->sampling.truncation)
         cJSON_AddStringToObject(body, "truncation", c->sampling.truncation);
     turn_cool_down(c->net);
-    cJSON *compact = call_model(c, "writing a summary", "/v1/responses/compact", body, code);
+    cJSON *compact = cli_call_model(c, "writing a summary", "/v1/responses/compact", body, code);
     buf_printf(&path, "/v1/conversations/%s", id);
     cJSON *about = compact ? cli_call(c, "GET", path.data, NULL, code) : NULL;
     if (about) {
@@ -154,7 +153,7 @@ char *cli_compact(struct cli *c, const char *id, const char *title, int *code)
         if (cJSON_IsString(own))
             cJSON_AddStringToObject(body, "instructions", own->valuestring);
         cJSON_AddItemToObject(body, "items", cJSON_DetachItemFromObjectCaseSensitive(compact, "output"));
-        made = call_model(c, "reading it in", "/v1/conversations", body, code);
+        made = cli_call_model(c, "reading it in", "/v1/conversations", body, code);
     }
     const cJSON *cut = json_field(compact, "incomplete_reason");
     if (made && cJSON_IsString(cut))

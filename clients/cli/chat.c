@@ -84,103 +84,6 @@ static void say(struct chat *chat, const char *text)
     buf_free(&message);
 }
 
-/* The response that the next message would follow, NULL when there is none. Failures are told. */
-static cJSON *last_response(struct chat *chat)
-{
-    struct cli *c = chat->cli;
-    struct buf path = {0};
-    cJSON *about = NULL, *response = NULL;
-    const char *at = NULL;
-    if (chat->id) {
-        buf_printf(&path, "/v1/conversations/%s", chat->id);
-        about = cli_call(c, "GET", path.data, NULL, &chat->code);
-        const cJSON *head = json_field(about, "head");
-        at = cJSON_IsString(head) ? head->valuestring : NULL;
-    }
-    if (at && *at) {
-        buf_clear(&path);
-        buf_printf(&path, "/v1/responses/%s", at);
-        response = cli_call(c, "GET", path.data, NULL, &chat->code);
-    } else if (chat->code == CLI_OK) {
-        term_note(&c->term, "nothing was said yet");
-    }
-    cJSON_Delete(about);
-    buf_free(&path);
-    return response;
-}
-
-/* What a stored response follows: "" = it began its conversation. */
-static const char *parent_of(const cJSON *response)
-{
-    const cJSON *own = cJSON_GetObjectItemCaseSensitive(response, "convod");
-    return json_string(own, "parent", json_string(response, "previous_response_id", ""));
-}
-
-/* What was asked. NULL: it cannot be had, or answers are among it: a copy's beginning is no exchange. */
-static cJSON *said_in(struct chat *chat, const cJSON *response)
-{
-    struct buf path = {0};
-    buf_printf(&path, "/v1/responses/%s/input_items?order=asc&limit=100", json_string(response, "id", ""));
-    cJSON *items = cli_call(chat->cli, "GET", path.data, NULL, &chat->code);
-    const cJSON *item;
-    bool copied = false;
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(items, "data"))
-    {
-        copied |= strcmp(json_string(item, "role", ""), "assistant") == 0;
-    }
-    if (copied) {
-        term_note(&chat->cli->term, "nothing was said here yet, since it was copied");
-        cJSON_Delete(items);
-        items = NULL;
-    }
-    buf_free(&path);
-    return items;
-}
-
-static void regenerate(struct chat *chat)
-{
-    chat->code = CLI_OK;
-    cJSON *response = last_response(chat), *items = response ? said_in(chat, response) : NULL;
-    const cJSON *item;
-    struct buf text = {0};
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(items, "data"))
-    {
-        if (strcmp(json_string(item, "role", ""), "user") == 0) {
-            buf_clear(&text);
-            text_of_item(item, &text);
-        }
-    }
-    if (text.len > 0)
-        run_turn(chat, text.data, parent_of(response), NULL);
-    else if (items)
-        term_error(&chat->cli->term, "the message to be answered again was not found");
-    cJSON_Delete(items);
-    cJSON_Delete(response);
-    buf_free(&text);
-}
-
-/* The last answer, if it was cut. */
-static void go_on(struct chat *chat)
-{
-    chat->code = CLI_OK;
-    cJSON *response = last_response(chat);
-    if (response && strcmp(json_string(response, "status", ""), "incomplete") != 0)
-        term_note(&chat->cli->term, "the last answer was not cut");
-    else if (response)
-        run_turn(chat, NULL, NULL, json_string(response, "id", ""));
-    cJSON_Delete(response);
-}
-
-static void undo(struct chat *chat)
-{
-    chat->code = CLI_OK;
-    cJSON *response = last_response(chat), *items = response ? said_in(chat, response) : NULL;
-    if (items && (chat->code = cli_move_head(chat->cli, chat->id, parent_of(response))) == CLI_OK)
-        term_note(&chat->cli->term, "taken back: your next message follows what came before");
-    cJSON_Delete(items);
-    cJSON_Delete(response);
-}
-
 /* ---- commands ------------------------------------------------------------------------------------------------------
  */
 
@@ -245,6 +148,8 @@ static void do_help(struct chat *chat, const char *argument)
         "/show              this conversation from its start\n"
         "/regenerate        another answer to your last message\n"
         "/continue          the last answer goes on, if it was cut or stopped\n"
+        "/reword [TEXT]     your last message put otherwise, in $EDITOR or as TEXT\n"
+        "/correct [TEXT]    the last answer put otherwise, in $EDITOR or as TEXT\n"
         "/undo              take your last message and its answer back\n"
         "/branches [N]      the ends of this conversation's branches, or go on with one\n"
         "/fork [TITLE]      go on in a copy of this conversation\n"
@@ -393,12 +298,21 @@ static void do_system(struct chat *chat, const char *argument)
 /* The last answer's text. NULL: told. Freed by the caller. */
 static char *last_answer(struct chat *chat)
 {
-    chat->code = CLI_OK;
-    cJSON *response = last_response(chat);
+    cJSON *response = cli_last_response(chat->cli, chat->id, &chat->code);
     struct buf text = {0};
     if (response)
         text_of_output(response, &text);
-    if (response && text.len == 0)
+    if (response && text.len == 0) { /* it may have been copied, or put otherwise */
+        struct buf path = {0};
+        buf_printf(&path, "/v1/conversations/%s/items?limit=1", chat->id);
+        cJSON *page = cli_call(chat->cli, "GET", path.data, NULL, &chat->code);
+        const cJSON *item = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(page, "data"), 0);
+        if (strcmp(json_string(item, "role", ""), "assistant") == 0)
+            text_of_item(item, &text);
+        cJSON_Delete(page);
+        buf_free(&path);
+    }
+    if (response && chat->code == CLI_OK && text.len == 0)
         term_note(&chat->cli->term, "the last answer is empty");
     cJSON_Delete(response);
     return text.data;
@@ -488,23 +402,30 @@ static void do_set(struct chat *chat, const char *argument)
     buf_free(&text);
 }
 
-/* Writes the next message in $VISUAL or $EDITOR, which begins with the argument. */
+/* A text that a person writes in $VISUAL or $EDITOR, which begins with `text`. Whether there is one; otherwise the
+ * reason was told. */
+static bool compose(struct chat *chat, const char *text, struct buf *out)
+{
+    struct term *t = &chat->cli->term;
+    if (!t->in_tty) {
+        term_note(t, "the editor wants a terminal");
+        return false;
+    }
+    term_loud();
+    int rc = edit_text(text, out);
+    while (out->len > 0 && out->data[out->len - 1] == '\n')
+        out->data[--out->len] = '\0';
+    if (rc)
+        term_error(t, "the editor: %s", strerror(-rc));
+    else if (is_blank(out))
+        term_note(t, "nothing to send");
+    return !rc && !is_blank(out) && cli_sendable(chat->cli, "this message", out->data, out->len);
+}
+
 static void do_edit(struct chat *chat, const char *argument)
 {
     struct buf message = {0};
-    if (!chat->cli->term.in_tty) {
-        term_note(&chat->cli->term, "/edit wants a terminal");
-        return;
-    }
-    term_loud();
-    int rc = edit_text(argument, &message);
-    while (message.len > 0 && message.data[message.len - 1] == '\n')
-        message.data[--message.len] = '\0';
-    if (rc)
-        term_error(&chat->cli->term, "the editor: %s", strerror(-rc));
-    else if (is_blank(&message))
-        term_note(&chat->cli->term, "nothing to send");
-    else if (cli_sendable(chat->cli, "this message", message.data, message.len)) {
+    if (compose(chat, argument, &message)) {
         line_reader_remember(chat->reader, message.data);
         say(chat, message.data);
     }
@@ -513,20 +434,74 @@ static void do_edit(struct chat *chat, const char *argument)
 
 static void do_regenerate(struct chat *chat, const char *argument)
 {
+    struct exchange last;
     (void)argument;
-    regenerate(chat);
+    if (!exchange_find(chat->cli, chat->id, &last, &chat->code))
+        return;
+    if (last.asked.len > 0)
+        run_turn(chat, last.asked.data, last.parent, NULL);
+    else
+        term_error(&chat->cli->term, "the message to be answered again was not found");
+    exchange_free(&last);
 }
 
+/* The last answer, if it was cut. */
 static void do_continue(struct chat *chat, const char *argument)
 {
     (void)argument;
-    go_on(chat);
+    cJSON *response = cli_last_response(chat->cli, chat->id, &chat->code);
+    if (response && strcmp(json_string(response, "status", ""), "incomplete") != 0)
+        term_note(&chat->cli->term, "the last answer was not cut");
+    else if (response)
+        run_turn(chat, NULL, NULL, json_string(response, "id", ""));
+    cJSON_Delete(response);
 }
 
 static void do_undo(struct chat *chat, const char *argument)
 {
+    struct exchange last;
     (void)argument;
-    undo(chat);
+    if (!exchange_find(chat->cli, chat->id, &last, &chat->code))
+        return;
+    if ((chat->code = cli_move_head(chat->cli, chat->id, last.parent)) == CLI_OK)
+        term_note(&chat->cli->term, "taken back: your next message follows what came before");
+    exchange_free(&last);
+}
+
+/* The last message put otherwise, and answered. */
+static void do_reword(struct chat *chat, const char *argument)
+{
+    struct exchange last;
+    struct buf text = {0};
+    if (!exchange_find(chat->cli, chat->id, &last, &chat->code))
+        return;
+    if (*argument)
+        buf_str(&text, argument);
+    if (*argument || compose(chat, last.asked.len > 0 ? last.asked.data : "", &text)) {
+        line_reader_remember(chat->reader, text.data);
+        run_turn(chat, text.data, last.parent, NULL);
+    }
+    buf_free(&text);
+    exchange_free(&last);
+}
+
+/* The last answer put otherwise: the model has it as its own. */
+static void do_correct(struct chat *chat, const char *argument)
+{
+    struct exchange last;
+    struct buf text = {0};
+    if (!exchange_find(chat->cli, chat->id, &last, &chat->code))
+        return;
+    if (*argument)
+        buf_str(&text, argument);
+    if (*argument || compose(chat, last.answered.len > 0 ? last.answered.data : "", &text)) {
+        turn_cool_down(chat->cli->net);
+        chat->code = exchange_correct(chat->cli, chat->id, &last, text.data);
+        if (chat->code == CLI_OK)
+            term_note(&chat->cli->term, "the answer is this now: your next message follows it");
+    }
+    buf_free(&text);
+    exchange_free(&last);
 }
 
 static void do_status(struct chat *chat, const char *argument)
@@ -609,7 +584,7 @@ static const struct {
     {"set", do_set},         {"attach", do_attach}, {"copy", do_copy},         {"save", do_save},
     {"edit", do_edit},       {"status", do_status}, {"quit", do_quit},         {"exit", do_quit},
     {"?", do_help},          {"fork", do_fork},     {"branches", do_branches}, {"continue", do_continue},
-    {"compact", do_compact},
+    {"compact", do_compact}, {"reword", do_reword}, {"correct", do_correct},
 };
 
 #define N_COMMANDS (sizeof(slash_commands) / sizeof(*slash_commands))

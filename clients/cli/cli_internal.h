@@ -369,6 +369,28 @@ char *cli_fork(struct cli *c, const char *id, const char *title, int *code);
 /* The same with a summary of it, which the model writes, and its instructions. */
 char *cli_compact(struct cli *c, const char *id, const char *title, int *code);
 
+/* A POST on which the model works, else as cli_call(); what it does is told meanwhile. */
+cJSON *cli_call_model(struct cli *c, const char *what, const char *path, cJSON *body, int *code);
+
+/* ---- exchange.c ----------------------------------------------------------------------------------------------------
+ */
+
+/* The response that the next message of a conversation (NULL: not made yet) would follow, freed by the caller. NULL:
+ * there is none, or a failure, which was told. */
+cJSON *cli_last_response(struct cli *c, const char *id, int *code);
+
+struct exchange {
+    char *parent;               /* what the message followed: "" = it was the first */
+    cJSON *asked_items;         /* what it was said with */
+    struct buf asked, answered; /* texts; empty: there is none */
+};
+
+/* The last message of a conversation and its answer. False: there is none, or a failure, which was told. */
+bool exchange_find(struct cli *c, const char *id, struct exchange *x, int *code);
+void exchange_free(struct exchange *x);
+/* Another answer stands in the place of that one, beside it; takes what was asked out of x. An exit code. */
+int exchange_correct(struct cli *c, const char *id, struct exchange *x, const char *answer);
+
 /* ---- attach.c ------------------------------------------------------------------------------------------------------
  */
 

@@ -456,8 +456,8 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop_sequences", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop_sequences", e) || parse_thread(q, body, e) || parse_messages(q, body, e) ||
-        parse_tools(q, body, e) || message_opening_check(q, "output_config.format", e)) {
+        parse_thread(q, body, e) || parse_messages(q, body, e) || parse_tools(q, body, e) ||
+        message_opening_check(q, "output_config.format", e)) {
         return -1;
     }
     q->max_output_tokens = (int)max_tokens;
@@ -659,7 +659,7 @@ static cJSON *piece_event(const struct run *run, size_t i)
 
 static void message_delta(struct run *run, size_t i, const char *text)
 {
-    piece_log(run, i, delta_type, text, -1, piece_event);
+    piece_log(run, i, delta_type, text, NULL, piece_event);
 }
 
 static void message_item_end(struct run *run, size_t i)

@@ -224,6 +224,8 @@ extern const struct run_format responses_format;
 /* Parses a create body. Takes body in every case. NULL and *e on refusal. websocket: `stream` is ignored, and turns of
  * a conversation go on without their readers. */
 struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_error *e);
+/* Has the turn follow a response of its conversation, "": nothing. NULL: it is not said. 0, or -1 and *e. */
+int responses_parse_parent(struct turn_request *q, const char *parent, struct api_error *e);
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
 cJSON *response_usage(const struct run *run);
@@ -366,10 +368,10 @@ cJSON *logprobs_list(const struct run *run, size_t i, size_t from);
 
 #define PIECE_MARK "\x01"
 
-/* Logs the event, of this name (static; NULL: none), of a piece of item i's text. make: such an event whose text is
- * PIECE_MARK, asked for once in an item's life. number: becomes the event's last member, `sequence_number`; -1: it has
- * none. */
-void piece_log(struct run *run, size_t i, const char *name, const char *text, int64_t number,
+/* Logs the event, of this name (static; NULL: none), of a piece of item i's text; of a custom tool's call, of what that
+ * adds to its input, and none where that is nothing. make: such an event whose text is PIECE_MARK, asked for once in an
+ * item's life. number: becomes the event's last member, `sequence_number`, and is counted on; NULL: it has none. */
+void piece_log(struct run *run, size_t i, const char *name, const char *text, int64_t *number,
                cJSON *(*make)(const struct run *run, size_t i));
 
 /* ---- forms of answers (form.c) ------------------------------------------------------------------------------------
@@ -383,9 +385,6 @@ int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn
                struct api_error *e);
 /* Reads `verbosity` of o, a word that no template has: it is checked and shown again. 0, or -1 and *e. */
 int verbosity_parse(const cJSON *o, const char *prefix, const char **out, struct api_error *e);
-/* Whether the form can be kept beside what else was read into q; stops: what the field of stop strings is called. 0, or
- * -1 and *e. */
-int form_check(const struct turn_request *q, const char *stops, struct api_error *e);
 
 /* ---- several answers, in Chat Completions and Completions (choices.c) -----------------------------------------------
  */

@@ -51,7 +51,7 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
     const struct session_item *last = &q->items[q->n_items - 1];
     if (last->role == ENGINE_USER && last->len == 0 && !(last->kind && strcmp(last->kind, "message") != 0)) {
         char param[96];
-        snprintf(param, sizeof(param), "messages[%zu].content", q->n_items - 1);
+        snprintf(param, sizeof(param), "messages[%d].content", cJSON_GetArraySize(list) - 1);
         api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
         return -1;
     }
@@ -102,8 +102,8 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
         bias_parse(body, q, e) || priority_parse(body, "", &q->patient, e) || effort_parse_chat(body, q, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop", e) || parse_messages(q, body, e) ||
-        tools_parse(q, body, "function.parameters", NULL, e) || message_opening_check(q, "response_format", e)) {
+        parse_messages(q, body, e) || tools_parse(q, body, "function.parameters", NULL, e) ||
+        message_opening_check(q, "response_format", e)) {
         return -1;
     }
     q->max_output_tokens = (int)max_tokens;
@@ -275,14 +275,11 @@ static cJSON *piece_event(const struct run *run, size_t i)
 
 static void chat_delta(struct run *run, size_t i, const char *text)
 {
-    struct run_item *item = &run->items[i];
-    char *input = item->custom ? call_input(item->text, &item->input_told) : NULL;
-    if (item->n_logprobs_told < item->n_logprobs) {
+    if (run->items[i].n_logprobs_told < run->items[i].n_logprobs) {
         emit(run, text_delta(run, i, text), logprobs(run, i));
-    } else if (!item->custom || (input && *input)) {
-        piece_log(run, i, NULL, input ? input : text, -1, piece_event);
+    } else {
+        piece_log(run, i, NULL, text, NULL, piece_event);
     }
-    free(input);
 }
 
 static void chat_item_end(struct run *run, size_t i)

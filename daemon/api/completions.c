@@ -182,7 +182,7 @@ static void text_delta(struct run *run, size_t i, const char *text)
     if (run->request->logprobs) {
         emit(run, text, odds(run, run->items[i].n_logprobs_told));
     } else {
-        piece_log(run, i, NULL, text, -1, piece_event);
+        piece_log(run, i, NULL, text, NULL, piece_event);
     }
 }
 

@@ -217,7 +217,14 @@ refuse:
 
 struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e)
 {
+    const cJSON *own = NULL;
+    const char *parent = NULL;
     struct turn_request *q = items_turn(json_get(body, "items"), e);
+    if (q && (json_object(body, "", "convod", &own, e) ||
+              json_string(own, "convod.", "parent", ID_SIZE - 1, &parent, e) || responses_parse_parent(q, parent, e))) {
+        turn_request_free(q);
+        q = NULL;
+    }
     cJSON_Delete(body);
     return q;
 }

@@ -34,16 +34,6 @@ int verbosity_parse(const cJSON *o, const char *prefix, const char **out, struct
     return -1;
 }
 
-int form_check(const struct turn_request *q, const char *stops, struct api_error *e)
-{
-    if (q->form && q->n_stops) {
-        api_error_set(e, 400, "unsupported_parameter", stops,
-                      "'%s' is not supported with a format: it could end the answer before it is whole.", stops);
-        return -1;
-    }
-    return 0;
-}
-
 static int compile(enum engine_form_kind kind, const char *text, bool strict, const char *param, struct turn_request *q,
                    struct api_error *e)
 {

@@ -193,7 +193,7 @@ static void result(struct op *op, const struct session_result *r)
                 api_error_set(&e, 400, "conversation_locked", NULL, "A turn is running on %s '%s'.",
                               *what == 'c' ? "conversation" : "the conversation of", op->id);
             } else if (r->rc == -ECHILD) {
-                api_error_set(&e, 400, "response_in_use", NULL, "Other responses follow '%s'.", op->id);
+                api_error_set(&e, 400, "response_in_use", "id", "Other responses follow '%s'.", op->id);
             } else if (r->rc == -EINPROGRESS) {
                 api_error_deleting(op->id, &e);
             } else if (r->rc == -EEXIST) {

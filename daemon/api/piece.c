@@ -28,10 +28,17 @@ static const char *form_of(struct run *run, size_t i, cJSON *(*make)(const struc
     return item->piece;
 }
 
-void piece_log(struct run *run, size_t i, const char *name, const char *text, int64_t number,
+void piece_log(struct run *run, size_t i, const char *name, const char *text, int64_t *number,
                cJSON *(*make)(const struct run *run, size_t i))
 {
+    struct run_item *item = &run->items[i];
     char small[6 * PIECE_BYTES + 8], last[48] = "", *large = NULL, *event = NULL;
+    char *input = item->custom ? call_input(item->text, &item->input_told) : NULL;
+    if (item->custom && !(input && *input)) {
+        free(input);
+        return;
+    }
+    text = input ? input : text;
     const char *before = form_of(run, i, make), *quoted = small;
     if (strlen(text) > PIECE_BYTES || !json_quote(text, small, sizeof(small))) {
         quoted = large = json_quoted(text);
@@ -40,9 +47,9 @@ void piece_log(struct run *run, size_t i, const char *name, const char *text, in
         size_t n_before = strlen(before);
         const char *behind = before + n_before + sizeof(mark) - 1;
         size_t n_text = strlen(quoted), n_behind = strlen(behind), n_last = 0;
-        if (number >= 0) {
+        if (number) {
             n_behind--; /* the last brace */
-            n_last = (size_t)snprintf(last, sizeof(last), ",\"sequence_number\":%lld}", (long long)number);
+            n_last = (size_t)snprintf(last, sizeof(last), ",\"sequence_number\":%lld}", (long long)(*number)++);
         }
         event = malloc(n_before + n_text + n_behind + n_last + 1);
         if (event) {
@@ -54,5 +61,6 @@ void piece_log(struct run *run, size_t i, const char *name, const char *text, in
         }
     }
     free(large);
+    free(input);
     run_log(run, name, event);
 }

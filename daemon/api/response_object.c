@@ -376,15 +376,15 @@ static cJSON *part_event(const struct run *run, size_t i)
     return e;
 }
 
-/* Thinking, or the summary that it is shown as. part NULL: an event about its text, with `key` = text. */
-static void emit_thinking(struct run *run, size_t i, const char *type, const char *key, const char *text, cJSON *part)
+/* Thinking, or the summary that it is shown as. part NULL: an event about its text. */
+static void emit_thinking(struct run *run, size_t i, const char *type, const char *text, cJSON *part)
 {
     cJSON *e = item_event(run, i);
     cJSON_AddNumberToObject(e, wants_summary(run) ? "summary_index" : "content_index", 0);
     if (part) {
         cJSON_AddItemToObject(e, "part", part);
     } else {
-        cJSON_AddStringToObject(e, key, text);
+        cJSON_AddStringToObject(e, "text", text);
     }
     emit(run, type, e);
 }
@@ -408,7 +408,7 @@ static void responses_item(struct run *run, size_t i)
         cJSON_AddItemToObject(e, "part", text_part("", NULL));
         emit(run, "response.content_part.added", e);
     } else if (is(run, i, "reasoning") && wants_summary(run)) {
-        emit_thinking(run, i, "response.reasoning_summary_part.added", NULL, NULL, summary_part(""));
+        emit_thinking(run, i, "response.reasoning_summary_part.added", NULL, summary_part(""));
     }
 }
 
@@ -425,10 +425,10 @@ static void responses_item_end(struct run *run, size_t i)
         cJSON_AddItemToObject(e, "part", text_part(text, logprobs_again(run, i)));
         emit(run, "response.content_part.done", e);
     } else if (is(run, i, "reasoning") && wants_summary(run)) {
-        emit_thinking(run, i, "response.reasoning_summary_text.done", "text", text, NULL);
-        emit_thinking(run, i, "response.reasoning_summary_part.done", NULL, NULL, summary_part(text));
+        emit_thinking(run, i, "response.reasoning_summary_text.done", text, NULL);
+        emit_thinking(run, i, "response.reasoning_summary_part.done", NULL, summary_part(text));
     } else if (is(run, i, "reasoning")) {
-        emit_thinking(run, i, "response.reasoning_text.done", "text", text, NULL);
+        emit_thinking(run, i, "response.reasoning_text.done", text, NULL);
     } else if (run->items[i].custom) {
         size_t from = 0;
         char *input = call_input(text, &from);
@@ -506,14 +506,12 @@ static cJSON *piece_event(const struct run *run, size_t i)
 
 static void responses_delta(struct run *run, size_t i, const char *text)
 {
-    struct run_item *item = &run->items[i];
-    char *input = item->custom ? call_input(item->text, &item->input_told) : NULL;
+    const struct run_item *item = &run->items[i];
     if (item->n_logprobs_told < item->n_logprobs) {
         emit(run, piece_type(run, i), delta_event(run, i, text, logprobs_list(run, i, item->n_logprobs_told)));
-    } else if (!item->custom || (input && *input)) {
-        piece_log(run, i, piece_type(run, i), input ? input : text, run->sequence++, piece_event);
+    } else {
+        piece_log(run, i, piece_type(run, i), text, &run->sequence, piece_event);
     }
-    free(input);
 }
 
 static void responses_completed(struct run *run)

@@ -75,6 +75,24 @@ static int parse_continue(struct turn_request *q, const cJSON *body, struct api_
     return 0;
 }
 
+int responses_parse_parent(struct turn_request *q, const char *parent, struct api_error *e)
+{
+    if (!parent) {
+        return 0;
+    }
+    if (*parent && !id_valid("resp_", parent)) {
+        api_error_set(e, 400, "invalid_value", "convod.parent",
+                      "'convod.parent' must be a response id, or empty for the beginning.");
+        return -1;
+    }
+    q->has_parent = true;
+    q->parent = strdup(parent);
+    if (!q->parent) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+    }
+    return q->parent ? 0 : -1;
+}
+
 /* Our additions, under one key. */
 static int parse_convod(struct turn_request *q, const cJSON *body, bool websocket, cJSON *echo, struct api_error *e)
 {
@@ -98,15 +116,12 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
             return -1;
         }
     }
-    if (parent) {
-        if (!q->conversation || (*parent && !id_valid("resp_", parent))) {
-            api_error_set(e, 400, "invalid_value", "convod.parent",
-                          q->conversation ? "'convod.parent' must be a response id, or empty for the beginning."
-                                          : "'convod.parent' needs 'conversation'.");
-            return -1;
-        }
-        q->has_parent = true;
-        q->parent = strdup(parent);
+    if (parent && !q->conversation) {
+        api_error_set(e, 400, "invalid_value", "convod.parent", "'convod.parent' needs 'conversation'.");
+        return -1;
+    }
+    if (responses_parse_parent(q, parent, e)) {
+        return -1;
     }
     if (key && !(q->key = strdup(key))) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
@@ -332,9 +347,8 @@ static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSO
         parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_continue(q, body, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) ||
-        tools_parse(q, body, "parameters", echo, e) || parse_reasoning(q, body, echo, e) ||
-        parse_truncation(q, body, echo, e)) {
+        parse_convod(q, body, websocket, echo, e) || tools_parse(q, body, "parameters", echo, e) ||
+        parse_reasoning(q, body, echo, e) || parse_truncation(q, body, echo, e)) {
         return -1;
     }
     /* Where nothing was said yet there is nothing to be stored: it is followed on the connection that read it in. */

@@ -237,6 +237,11 @@ void tools_model(enum engine_call_syntax calls)
     atomic_store(&syntax, (int)calls);
 }
 
+static bool is_custom(const struct tool_reader *r, const char *name)
+{
+    return cJSON_IsTrue(json_get(json_get(r->labels, name), "custom"));
+}
+
 static int compile_calls(struct turn_request *q, const struct tool_reader *r, const char *schema)
 {
     char err[400] = "", param[128];
@@ -250,8 +255,7 @@ static int compile_calls(struct turn_request *q, const struct tool_reader *r, co
     } else if (rc) {
         const cJSON *from = cJSON_GetArrayItem(r->params, (int)at);
         const char *name = json_get(cJSON_GetArrayItem(r->calls, (int)at), "name")->valuestring;
-        bool custom = cJSON_IsTrue(json_get(json_get(r->labels, name), "custom"));
-        snprintf(param, sizeof(param), "%s%s", from ? from->valuestring : "", custom ? "format" : schema);
+        snprintf(param, sizeof(param), "%s%s", from ? from->valuestring : "", is_custom(r, name) ? "format" : schema);
         api_error_set(r->e, 400, "invalid_function_parameters", param, "'%s': %s", param, err);
     }
     return rc ? -1 : 0;
@@ -461,9 +465,10 @@ static int read_name(struct tool_reader *r, const cJSON *o, const char *prefix, 
         return -1;
     }
     join(name, space, own ? own : "");
-    if (!own || !has(r->list, name)) {
+    if (!own || !has(r->list, name) || is_custom(r, name) != (strcmp(type, "custom") == 0)) {
         strcat(param, "name");
-        return refuse(r, own ? "invalid_value" : "missing_required_parameter", param, "must name one of the tools.");
+        return refuse(r, own ? "invalid_value" : "missing_required_parameter", param,
+                      "must name one of the tools, by its type.");
     }
     return 0;
 }

@@ -433,7 +433,10 @@ static int read_query(struct conn *c, const struct head *h, struct api_error *e)
             return -1;
         }
         if (!utf8_valid(pair, (size_t)n) || memchr(pair, '\0', (size_t)n)) {
-            api_error_set(e, 400, "invalid_value", NULL, "The query is not valid UTF-8.");
+            size_t name = strcspn(pair, "="); /* which may itself be what is wrong */
+            pair[name] = '\0';
+            api_error_set(e, 400, "invalid_value", utf8_valid(pair, name) ? pair : NULL,
+                          "The query is not valid UTF-8.");
             return -1;
         }
         if (!route_query_add(&c->client.request.query, pair, (size_t)n)) {
@@ -544,7 +547,6 @@ static void work(struct conn *c)
 {
     c->deadline_ms = 0;
     c->phase = CONN_WORKING;
-    conn_listen(c);
 }
 
 static void count_request(struct conn *c)
@@ -596,9 +598,7 @@ static void upgrade(struct conn *c, const struct head *h)
 static void complete(struct conn *c)
 {
     work(c);
-    if (!c->client.dropped) {
-        api_dispatch(&c->client);
-    }
+    api_dispatch(&c->client);
 }
 
 /* Makes room for what comes next of the body, and says how much of it there is. 0: it was refused. */

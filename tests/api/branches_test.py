@@ -9,9 +9,8 @@ import socket
 import subprocess
 import sys
 
-from daemon import BUILD, Daemon, Scratch, check_receipt, client_of, run, text_of
+from daemon import MAKER, Daemon, Prefilled, Scratch, check_receipt, client_of, made_model, need, run, text_of
 
-MAKER = os.path.join(BUILD, "tests/service/model")
 LIMITS = {"max_output_tokens": 8, "convod": {"seed": 5}, "temperature": 1}
 
 try:
@@ -22,9 +21,7 @@ except ImportError as e:
 
 
 def daemon(data, context=1024):
-    model = os.path.join(data, "..", "model.gguf")
-    subprocess.run([MAKER, model, str(context)], check=True)
-    return Daemon(data, model=model)
+    return Daemon(data, model=made_model(data, context))
 
 
 def turn(d, text, **fields):
@@ -187,12 +184,51 @@ def all_responses():
         assert [r["id"] for r in rest["data"]] == [other["id"], root["id"]] and rest["has_more"] is False, rest
         assert d.ok("GET", f"/v1/conversations/{c}/responses?limit=2")["has_more"] is True
         assert d.call("GET", f"/v1/conversations/{c}/responses?after=resp_none")[0] == 400
-        # One branch goes, and nothing of the others.
+        # One branch goes, and nothing of the others; what others follow stays.
+        status, refused = d.call("DELETE", f"/v1/responses/{first['id']}")
+        assert status == 400 and (refused["error"]["code"], refused["error"]["param"]) == ("response_in_use", "id"), refused
         d.ok("DELETE", f"/v1/responses/{other['id']}")
         assert len(d.ok("GET", f"/v1/conversations/{c}/responses")["data"]) == 3
         d.settle()
         d.ok("POST", f"/v1/conversations/{c}/evict", {"to": "disk"})
         only_new(turn(d, "go on", conversation=c, convod={"parent": second["id"], "seed": 5}), 60)
+        assert d.stop()[0] == 0
+
+
+def answers_put_otherwise():
+    """An answer as somebody would have had it, in the place of what the model wrote, which stays beside it."""
+    with Scratch() as data:
+        d = daemon(data)
+        c, question = d.conversation(), "what else " * 30
+        first = turn(d, "one " * 40, conversation=c)
+        second = turn(d, question, conversation=c)
+        new = Prefilled(d, 40)
+
+        def answered(answer, parent, asked, evicted):
+            d.settle()
+            if evicted:
+                d.ok("POST", f"/v1/conversations/{c}/evict", {"to": "disk"})
+            new.next()
+            said = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+            added = d.ok("POST", f"/v1/conversations/{c}/items", {"items": said, "convod": {"parent": parent}})["data"]
+            new.check(first=False)
+            assert [says(i) for i in added] == [[i["role"], i["content"]] for i in said], added
+            follows = only_new(turn(d, "go on", conversation=c), 40)
+            assert [says(i) for i in items(d, c)][-4:-2] == [[i["role"], i["content"]] for i in said], items(d, c)
+            new.next()
+            return follows
+
+        for evicted in False, True:
+            answered(f"this, {evicted}", first["id"], question, evicted)
+            assert len(items(d, c)) == 6
+            answered(f"that, {evicted}", "", "one " * 40, evicted)
+            assert len(items(d, c)) == 4
+        d.ok("POST", f"/v1/conversations/{c}", {"convod": {"head": second["id"]}})
+        assert says(items(d, c)[-1]) == ["assistant", text_of(second)]
+        other = turn(d, "x", conversation=d.conversation())
+        for parent, code in (("x", "invalid_value"), (5, "invalid_type"), ("resp_none", "previous_response_not_found"), (other["id"], "previous_response_not_found")):
+            status, refused = d.call("POST", f"/v1/conversations/{c}/items", {"items": [{"role": "user", "content": "x"}], "convod": {"parent": parent}})
+            assert (status, refused["error"]["code"], refused["error"]["param"]) == (400, code, "convod.parent"), refused
         assert d.stop()[0] == 0
 
 
@@ -314,7 +350,5 @@ def cut_answers_go_on():
         assert d.stop()[0] == 0
 
 
-if not os.path.exists(MAKER):
-    print(f"skip: {MAKER} is missing")
-    sys.exit(77)
-run(single_items, forks, around_a_segment, all_responses, chained_in_a_conversation, deleted_for_good, made_once, cut_answers_go_on, again_at_8k)
+need(MAKER)
+run(single_items, forks, around_a_segment, all_responses, answers_put_otherwise, chained_in_a_conversation, deleted_for_good, made_once, cut_answers_go_on, again_at_8k)

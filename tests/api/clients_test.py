@@ -7,7 +7,7 @@ import sys
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from daemon import QWEN, Daemon, Scratch, need, run  # noqa: E402
+from daemon import QWEN, Daemon, Prefilled, Scratch, need, run  # noqa: E402
 
 LONG = "You keep a diary of the weather. " * 12
 QUESTIONS = ["My kite is called Merlin. Say ok.", "What is my kite called? Answer with its name alone.", "Spell it."]
@@ -22,37 +22,11 @@ WEATHER = {
 NEW = 60  # tokens that a further message may take, with what stands around it
 
 
-class Prefilled:
-    """What went through the model since it was last asked."""
-
-    def __init__(self, d):
-        self.d = d
-        self.before = self.read()
-
-    def read(self):
-        tokens = self.d.ok("GET", "/v1/convod/status")["tokens"]
-        return tokens["prefilled"], tokens["reprefilled"]
-
-    def check_first(self):
-        prefilled, again = self.next()
-        assert prefilled > 80 and again == 0, (prefilled, again)
-
-    def check_new(self):
-        prefilled, again = self.next()
-        assert 0 < prefilled <= NEW and again == 0, (prefilled, again)
-
-    def next(self):
-        now = self.read()
-        delta = tuple(a - b for a, b in zip(now, self.before))
-        self.before = now
-        return delta
-
-
 def litellm_speaks(d, model, base):
     import litellm
 
     settings = {"model": model, "api_base": base, "api_key": "unused", "temperature": 0, "max_tokens": 24, "num_retries": 0}
-    messages, prefilled = [{"role": "system", "content": LONG}], Prefilled(d)
+    messages, prefilled = [{"role": "system", "content": LONG}], Prefilled(d, NEW)
     for i, question in enumerate(QUESTIONS):
         messages.append({"role": "user", "content": question})
         if i == 2:
@@ -62,14 +36,14 @@ def litellm_speaks(d, model, base):
             answer = litellm.completion(messages=messages, **settings).choices[0].message
             assert i == 0 or "Merlin" in answer.content, answer
             messages.append({"role": "assistant", "content": answer.content})
-        prefilled.check_new() if i else prefilled.check_first()
+        prefilled.check(first=i == 0)
     messages = [{"role": "system", "content": LONG}, {"role": "user", "content": "Weather in Oslo?"}]
     choice = {"type": "function", "function": {"name": "get_weather"}}
     for i in range(2):
         answer = litellm.completion(messages=messages, tools=[WEATHER], tool_choice=choice, **{**settings, "max_tokens": 64})
         call = answer.choices[0].message.tool_calls[0]
         assert call.function.name == "get_weather" and answer.choices[0].finish_reason == "tool_calls", answer
-        prefilled.check_new() if i else prefilled.check_first()
+        prefilled.check(first=i == 0)
         messages += [answer.choices[0].message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}]
 
 
@@ -93,7 +67,7 @@ def langchain_speaks(d, **more):
 
     settings = {"base_url": f"{d.url}/v1", "api_key": "unused", "model": "default", "temperature": 0, "max_retries": 0, **more}
     model = ChatOpenAI(max_tokens=24, **settings)
-    messages, prefilled = [SystemMessage(LONG)], Prefilled(d)
+    messages, prefilled = [SystemMessage(LONG)], Prefilled(d, NEW)
     for i, question in enumerate(QUESTIONS):
         messages.append(HumanMessage(question))
         if i == 2:
@@ -102,14 +76,14 @@ def langchain_speaks(d, **more):
             answer = model.invoke(messages)
             assert i == 0 or "Merlin" in answer.text, answer
             messages.append(answer)
-        prefilled.check_new() if i else prefilled.check_first()
+        prefilled.check(first=i == 0)
     bound = ChatOpenAI(max_tokens=64, **settings).bind_tools([WEATHER], tool_choice="get_weather")
     messages = [SystemMessage(LONG), HumanMessage("Weather in Oslo?")]
     for i in range(2):
         answer = bound.invoke(messages)
         call = answer.tool_calls[0]
         assert call["name"] == "get_weather" and "city" in call["args"], answer
-        prefilled.check_new() if i else prefilled.check_first()
+        prefilled.check(first=i == 0)
         messages += [answer, ToolMessage("21 degrees", tool_call_id=call["id"])]
 
 
@@ -138,12 +112,12 @@ def pydantic_speaks(d, kind):
 
     model = kind("default", provider=OpenAIProvider(base_url=f"{d.url}/v1", api_key="unused"))
     agent = Agent(model, instructions=LONG, model_settings={"temperature": 0, "max_tokens": 24})
-    history, prefilled = [], Prefilled(d)
+    history, prefilled = [], Prefilled(d, NEW)
     for i, question in enumerate(QUESTIONS):
         result = agent.run_sync(question, message_history=history)
         assert i != 1 or "Merlin" in result.output, result.output
         history = result.all_messages()
-        prefilled.check_new() if i else prefilled.check_first()
+        prefilled.check(first=i == 0)
     # Its own loop of calls: an output tool beside one that is called first.
     called = []
     tooled = Agent(model, instructions=LONG, output_type=Kite, retries=0, model_settings={"temperature": 0, "max_tokens": 96})

@@ -19,6 +19,7 @@ MODELS = os.environ.get(
     os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "convod", "models"),
 )
 QWEN = os.path.join(MODELS, "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
+MAKER = os.path.join(BUILD, "tests/service/model")
 GEMMA = os.path.join(MODELS, "gemma-3-270m-q4_k_m.gguf")
 START_SECONDS = 120
 PATIENCE = 600  # seconds, for what comes by itself, however busy the machine is
@@ -27,8 +28,15 @@ EXTRA = os.environ.get("CONVOD_TEST_ARGS", "").split()  # of every daemon, in fr
 
 def need(path):
     if not os.path.exists(path):
-        print(f"skip: {path} is missing (make model fetches it)")
+        print(f"skip: {path} is missing (make model fetches models)")
         sys.exit(77)
+
+
+def made_model(data, context, *kinds):
+    """A small model with random weights, beside the data; who uses it needs MAKER."""
+    path = os.path.join(data, "..", "model.gguf")
+    subprocess.run([MAKER, path, str(context), *kinds], check=True)
+    return path
 
 
 class Daemon:
@@ -145,6 +153,27 @@ def client_of(d):
     import openai
 
     return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
+
+
+class Prefilled:
+    """What goes through the model from one look to the next: at a first request more than `most` tokens, later what is new alone."""
+
+    def __init__(self, d, most):
+        self.d, self.most = d, most
+        self.before = self.read()
+
+    def read(self):
+        tokens = self.d.ok("GET", "/v1/convod/status")["tokens"]
+        return tokens["prefilled"], tokens["reprefilled"]
+
+    def next(self):
+        """Tokens since the last look, and how many of them went through it before."""
+        before, self.before = self.before, self.read()
+        return tuple(now - then for now, then in zip(self.before, before))
+
+    def check(self, first):
+        prefilled, again = self.next()
+        assert again == 0 and prefilled > 0 and (prefilled > self.most) == first, (first, prefilled, again)
 
 
 def text_of(response):

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Iterable, Literal
 
-from daemon import BUILD, QWEN, Daemon, Scratch, client_of, need, run
+from daemon import BUILD, QWEN, Daemon, Prefilled, Scratch, client_of, need, run
 
 HELPERS = os.path.abspath(os.path.join(BUILD, "helpers"))
 PYTHON = os.path.join(HELPERS, "bin", "python")
@@ -179,30 +179,23 @@ def llm_goes_on():
     """A conversation that it keeps in its own database, and sends again as a whole; a tool in its own loop."""
     with Scratch() as data, tempfile.TemporaryDirectory() as home:
         d = Daemon(data)
-        ask = llm_of(d, home)
-
-        def prefilled():
-            tokens = d.ok("GET", "/v1/convod/status")["tokens"]
-            return tokens["prefilled"]
-
+        ask, new = llm_of(d, home), Prefilled(d, 60)
         options = ("--key", "unused", "-o", "temperature", "0", "-o", "max_tokens", "24")
-        before = prefilled()
         ask("-m", "convod", *options, "-s", "You keep a diary of the weather. " * 12, "My kite is called Merlin. Say ok.")
-        assert prefilled() - before > 80
+        new.check(first=True)
         for question in ("What is my kite called? Answer with its name alone.", "Spell it."):
-            before = prefilled()
             assert ask("-c", *options, question).strip()
-            assert 0 < prefilled() - before <= 60, prefilled() - before
+            new.check(first=False)
         called = os.path.join(home, "called")
         code = f"def weather(city: str) -> str:\n    \"The weather in a city.\"\n    open({called!r}, 'a').write('x')\n    return 'rain in ' + city\n"
         before = d.ok("GET", "/v1/convod/status")
         ask("-m", "convod", *options[:5], "-o", "max_tokens", "60", "--functions", code, "--chain-limit", "2", "What is the weather in Oslo? Call the tool.", may_fail="Chain limit")
         now = d.ok("GET", "/v1/convod/status")
         requests = sum(now["turns"][k] - before["turns"][k] for k in ("completed", "incomplete"))
-        new = now["tokens"]["prefilled"] - before["tokens"]["prefilled"]
         with open(called) as f:
             assert len(f.read()) >= 1 and requests == 2, requests
-        assert now["tokens"]["reprefilled"] == before["tokens"]["reprefilled"] and 150 < new < 300, new
+        prefilled, again = new.next()
+        assert again == 0 and 150 < prefilled < 300, (prefilled, again)
         d.stop()
 
 

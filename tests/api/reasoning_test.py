@@ -4,13 +4,12 @@ sent back, the next turn prefills what is new alone. The model is random, and th
 
 import asyncio
 import os
-import subprocess
 import sys
 
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from daemon import BUILD, Daemon, Scratch, client_of, run  # noqa: E402
+from daemon import MAKER, Daemon, Prefilled, Scratch, client_of, made_model, need, run  # noqa: E402
 
 try:
     import anthropic
@@ -28,7 +27,6 @@ except ImportError as e:
     print(f"skip: {e}")
     sys.exit(77)
 
-MAKER = os.path.join(BUILD, "tests/service/model")
 EVENT = TypeAdapter(ResponseStreamEvent)
 QUESTIONS = ["tell me more " * 20, "go on", "and then?"]
 NEW = 120  # tokens that a question takes, with what stands around it
@@ -40,30 +38,7 @@ ENDED_CHAT = {"thinking_tokens": 6, "seed": 1, "response_format": {"type": "gram
 
 
 def daemon(data):
-    model = os.path.join(data, "..", "model.gguf")
-    subprocess.run([MAKER, model, "4096", "thinks"], check=True)
-    return Daemon(data, model=model)
-
-
-def prefilled(d):
-    tokens = d.ok("GET", "/v1/convod/status")["tokens"]
-    return tokens["prefilled"], tokens["reprefilled"]
-
-
-class OnlyNew:
-    """Of three turns the first prefills all that it has, and each other one what is new."""
-
-    def __init__(self, d):
-        self.d = d
-        self.before = prefilled(d)
-        self.turns = 0
-
-    def check(self):
-        now = prefilled(self.d)
-        new, again = now[0] - self.before[0], now[1] - self.before[1]
-        assert again == 0 and new > 0 and (new <= NEW) == (self.turns > 0), (self.turns, new, again)
-        self.before = now
-        self.turns += 1
+    return Daemon(data, model=made_model(data, 4096, "thinks"))
 
 
 def responses_items():
@@ -73,11 +48,11 @@ def responses_items():
         c = client_of(d)
         for summary in (None, "auto"):
             ask = {"model": "default", "max_output_tokens": LIMIT, "extra_body": ENDED, "store": False, **({"reasoning": {"summary": summary}} if summary else {})}
-            history, new = [], OnlyNew(d)
+            history, new = [], Prefilled(d, NEW)
             for i, question in enumerate(QUESTIONS):
                 history.append({"role": "user", "content": f"{summary} {question}"})
                 events = [EVENT.validate_python(e.to_dict()) for e in c.responses.create(input=history, stream=True, **ask)]
-                new.check()
+                new.check(first=i == 0)
                 assert [e.sequence_number for e in events] == list(range(len(events)))
                 response = events[-1].response
                 Response.model_validate(response.to_dict())
@@ -106,7 +81,7 @@ def chat_completions():
     with Scratch() as data:
         d = daemon(data)
         c = client_of(d)
-        messages, new = [], OnlyNew(d)
+        messages, new = [], Prefilled(d, NEW)
         for i, question in enumerate(QUESTIONS):
             messages.append({"role": "user", "content": question})
             ask = {"model": "default", "messages": messages, "max_tokens": LIMIT, "extra_body": ENDED_CHAT}
@@ -119,7 +94,7 @@ def chat_completions():
                 answer = c.chat.completions.create(**ask)
                 message = answer.choices[0].message
                 thought, said, usage = message.to_dict()["reasoning_content"], message.content or "", answer.usage
-            new.check()
+            new.check(first=i == 0)
             assert thought and usage.completion_tokens_details.reasoning_tokens > 0, (thought, usage)
             messages.append({"role": "assistant", "content": said, **({"reasoning_content": thought} if i else {})})
         d.stop()
@@ -132,7 +107,7 @@ def with_litellm():
             ("openai/default", f"{d.url}/v1", {"extra_body": ENDED_CHAT}),
             ("anthropic/default", d.url, {"temperature": 0, "thinking": {"type": "enabled", "budget_tokens": 6}, "allowed_openai_params": ["thinking"]}),
         ):
-            messages, new = [], OnlyNew(d)
+            messages, new = [], Prefilled(d, NEW)
             for i, question in enumerate(QUESTIONS):
                 messages.append({"role": "user", "content": f"{model[:4]} {question}"})
                 ask = {"model": model, "api_base": base, "api_key": "unused", "num_retries": 0, "max_tokens": LIMIT, "messages": messages, **more}
@@ -141,7 +116,7 @@ def with_litellm():
                     message = litellm.stream_chunk_builder(chunks, messages=messages).choices[0].message
                 else:
                     message = litellm.completion(**ask).choices[0].message
-                new.check()
+                new.check(first=i == 0)
                 assert message.reasoning_content, message
                 messages.append(message.model_dump())
         d.stop()
@@ -155,17 +130,17 @@ def with_langchain():
         model = langchain_openai.ChatOpenAI(
             base_url=f"{d.url}/v1", api_key="unused", model="default", max_retries=0, max_tokens=LIMIT, use_responses_api=True, reasoning={"summary": "auto"}, extra_body=ENDED,
         )  # fmt: skip
-        messages, new = [], OnlyNew(d)
+        messages, new = [], Prefilled(d, NEW)
         for i, question in enumerate(QUESTIONS):
             messages.append(HumanMessage(question))
             answer = model.invoke(messages)
-            if i == 1:
+            new.check(first=i == 0)
+            if i == 1:  # the same again, streamed: the last token once more
                 answer = None
                 for chunk in model.stream(messages):
                     answer = chunk if answer is None else answer + chunk
-                prefilled_twice = prefilled(d)
-                new.before = (prefilled_twice[0] - 1, prefilled_twice[1])  # asked twice: the second answer prefills one token
-            new.check()
+                again = new.next()
+                assert again == (1, 0), again
             assert [b for b in answer.content_blocks if b["type"] == "reasoning" and b.get("reasoning")], answer
             messages.append(answer)
         d.stop()
@@ -181,10 +156,10 @@ def with_pydantic_ai():
         provider = OpenAIProvider(base_url=f"{d.url}/v1", api_key="unused")
         for kind, more in ((OpenAIChatModel, {"extra_body": ENDED_CHAT}), (OpenAIResponsesModel, {"extra_body": ENDED, "openai_reasoning_summary": "auto"})):
             agent = pydantic_ai.Agent(kind("default", provider=provider), retries=0, model_settings={"max_tokens": 400, **more})
-            history, new = [], OnlyNew(d)
-            for question in QUESTIONS:
+            history, new = [], Prefilled(d, NEW)
+            for i, question in enumerate(QUESTIONS):
                 result = agent.run_sync(f"{kind.__name__} {question}", message_history=history)
-                new.check()
+                new.check(first=i == 0)
                 parts = result.new_messages()[-1].parts
                 assert [p for p in parts if isinstance(p, ThinkingPart) and p.content], parts
                 history = result.all_messages()
@@ -195,7 +170,7 @@ def with_anthropic():
     with Scratch() as data:
         d = daemon(data)
         c = anthropic.Anthropic(base_url=d.url, api_key="unused", max_retries=0, timeout=300)
-        messages, new = [], OnlyNew(d)
+        messages, new = [], Prefilled(d, NEW)
         for i, question in enumerate(QUESTIONS):
             messages.append({"role": "user", "content": question})
             ask = {"model": "default", "max_tokens": LIMIT, "thinking": {"type": "enabled", "budget_tokens": 6}, "messages": messages, "extra_body": {"temperature": 0}}
@@ -206,7 +181,7 @@ def with_anthropic():
             else:
                 message = c.messages.create(**ask)
                 thought = message.content[0].thinking
-            new.check()
+            new.check(first=i == 0)
             assert message.content[0].type == "thinking" and thought == message.content[0].thinking != "", message
             messages.append({"role": "assistant", "content": message.content if i else [b for b in message.content if b.type == "text"]})
         d.stop()
@@ -218,10 +193,10 @@ def with_agents():
     async def turns(d, model, session):
         settings = ModelSettings(max_tokens=400, reasoning=Reasoning(effort="low", summary="auto"), extra_body=ENDED if isinstance(model, OpenAIResponsesModel) else ENDED_CHAT)
         agent = Agent(name="Helper", model=model, model_settings=settings)
-        new = OnlyNew(d)
-        for question in QUESTIONS:
+        new = Prefilled(d, NEW)
+        for i, question in enumerate(QUESTIONS):
             result = await Runner.run(agent, f"{type(model).__name__} {type(session).__name__} {question}", session=session)
-            new.check()
+            new.check(first=i == 0)
             assert "reasoning_item" in [item.type for item in result.new_items], result.new_items
 
     with Scratch() as data:
@@ -236,7 +211,5 @@ def with_agents():
         d.stop()
 
 
-if not os.path.exists(MAKER):
-    print(f"skip: {MAKER} is missing")
-    sys.exit(77)
+need(MAKER)
 run(responses_items, chat_completions, with_litellm, with_langchain, with_pydantic_ai, with_anthropic, with_agents)

@@ -9,7 +9,7 @@ from daemon import QWEN, Daemon, Scratch, client_of, need, run
 
 try:
     import openai
-    from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWebSocketSession
+    from openai.lib.responses_websocket import ResponsesWebSocketAccumulator, ResponsesWebSocketLimits, ResponsesWebSocketSession
     from openai.types.responses import Response, ResponseStreamEvent
     from pydantic import TypeAdapter
 except ImportError as e:
@@ -86,6 +86,15 @@ def conversations():
         d.stop()
 
 
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"], "additionalProperties": False}
+TOOLS = [
+    {"type": "function", "name": "weather", "description": "The weather in a city.", "parameters": CITY, "strict": True},
+    {"type": "custom", "name": "note", "description": "Writes a note.", "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z ]{3,20}"}},
+    {"type": "namespace", "name": "files", "description": "Files.", "tools": [{"type": "function", "name": "read", "parameters": PATH, "strict": True}]},
+]
+
+
 def websocket():
     with Scratch() as data:
         d = Daemon(data)
@@ -107,6 +116,24 @@ def websocket():
                     event = strict(other.recv())
                     if event.type in ("response.completed", "response.incomplete"):
                         break
+                # Calls of each kind, put together by the package, and their results: of each turn what is new alone.
+                tools, seen = session.lane("tools"), ResponsesWebSocketAccumulator()
+                ask = {**create, "max_output_tokens": 60, "tools": TOOLS}
+                body = {"input": "Weather in Oslo?", "tool_choice": {"type": "function", "name": "weather"}}
+                for kind in ("function_call", "custom_tool_call", "function_call"):
+                    tools.send({**ask, **body})
+                    seen.reset()
+                    while (event := strict(tools.recv())).type not in ("response.completed", "response.incomplete"):
+                        seen.add_event(event)
+                    seen.add_event(event)
+                    response = seen.get_final_response()
+                    (call,), receipt = response.output, response.to_dict()["convod"]["tokens"]
+                    assert call.type == kind and call.status == "completed" and receipt["prefilled"] == receipt["new"], response
+                    own, result = ("function_call_output", "rain") if kind == "function_call" else ("custom_tool_call_output", "ok")
+                    choice = {"type": "custom", "name": "note"} if own[0] == "f" else {"type": "function", "namespace": "files", "name": "read"}
+                    said = {"role": "user", "content": "And now?"}
+                    body = {"input": [{"type": own, "call_id": call.call_id, "output": result}, said], "previous_response_id": response.id, "tool_choice": choice}
+                assert (call.namespace, call.name) == ("files", "read"), call
         assert d.ok("GET", "/v1/conversations")["data"] == []
         d.stop()
 

@@ -4,19 +4,15 @@ after the daemon was killed at any moment, and gone with its response. The model
 
 import os
 import subprocess
-import sys
 import time
 
-from daemon import BUILD, PATIENCE, Daemon, Scratch, check_receipt, run
+from daemon import BUILD, MAKER, PATIENCE, Daemon, Scratch, check_receipt, made_model, need, run
 
-MAKER = os.path.join(BUILD, "tests/service/model")
 ASK = {"max_output_tokens": 24, "reasoning": {"context": "current_turn"}}
 
 
 def daemon(data):
-    model = os.path.join(data, "..", "model.gguf")
-    subprocess.run([MAKER, model, "4096", "thinks"], check=True)
-    return Daemon(data, model=model)
+    return Daemon(data, model=made_model(data, 4096, "thinks"))
 
 
 def turn(d, text, seed=5, saved=True, **fields):
@@ -122,7 +118,5 @@ def deleted():
         verify(d)
 
 
-if not os.path.exists(MAKER):
-    print(f"skip: {MAKER} is missing")
-    sys.exit(77)
+need(MAKER)
 run(a_chat, killed, deleted)

@@ -511,6 +511,55 @@ class OnATerminal(Case):
         self.assertEqual([(b["input"][0]["content"], b["temperature"], b["reasoning"], b["convod"]["thinking_tokens"]) for b in self.sent()],
                          [("say from the editor", 0.5, {"context": "current_turn"}, 12)])
 
+    def test_put_otherwise(self):
+        with tempfile.TemporaryDirectory() as folder:
+            editor = Path(folder) / "editor"
+            editor.write_text("#!/bin/sh\nsed -i 's/one/two/;s/three/four/' \"$1\"\n")
+            editor.chmod(0o700)
+            t = self.terminal(EDITOR=str(editor))
+            t.prompt()
+            for command in "/reword", "/correct":
+                t.type(f"{command} now\r")
+                t.expect("nothing was said yet")
+                t.prompt()
+            for typed, answer in ("say one", "one"), ("/reword", "two"), ("/reword say three", "three"):
+                t.type(typed + "\r")
+                t.expect(rf"{answer}\r\n.*to first token")
+                t.prompt()
+            self.assertEqual([(b["input"][0]["content"], b["convod"].get("parent")) for b in self.sent()],
+                             [("say one", None), ("say two", ""), ("say three", "")])
+            (conversation,) = self.double.conversations.values()
+            for typed, answer in ("/correct", "four"), ("/correct five", "five"):
+                t.type(typed + "\r")
+                t.expect("the answer is this now")
+                t.prompt()
+                added = self.double.responses[conversation["head"]]
+                self.assertEqual([(i["role"], i["content"]) for i in added["input"]], [("user", "say three"), ("assistant", answer)])
+                self.assertEqual(added["object"]["convod"], {"parent": ""})
+            t.type("/copy\r")
+            t.expect("\x1b]52;c;" + base64.b64encode(b"five").decode() + "\x07")
+            t.prompt()
+            t.type("/regenerate\r")
+            t.expect(r"three\r\n.*to first token")
+            t.prompt()
+            t.type("/correct six\r")
+            t.expect("the answer is this now")
+            t.prompt()
+            corrected = conversation["head"]
+            t.type("say next\r")
+            t.expect("to first token")
+            t.prompt()
+            self.assertEqual(self.double.responses[conversation["head"]]["object"]["convod"]["parent"], corrected)
+            for before in corrected, None:
+                t.type("/undo\r")
+                t.expect("taken back")
+                t.prompt()
+                self.assertEqual(conversation["head"], before)
+        for command in "/reword", "/correct":  # the editor is for a terminal; a text behind it needs none
+            r = self.convo(stdin=f"say one\n{command}\n{command} say two\n")
+            self.assertIn("the editor wants a terminal", r.stderr)
+            self.assertEqual(r.returncode, 0)
+
     def test_status_for_a_person(self):
         t = self.terminal("status")
         t.expect(r"\ntiers.hot +1 of 2\r\ntiers.ram +1.0 KiB of 2.0 KiB\r\n")

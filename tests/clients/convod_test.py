@@ -229,11 +229,28 @@ class AnEvening(unittest.TestCase):
         r = self.convo("chat", stdin="/fork\n/branches\n")
         self.assertEqual(r.stderr.count("nothing was said yet"), 2, r.stderr)
 
+    def test_put_otherwise(self):
+        long = "My name is Ada. " * 40
+        id = self.ask("--keep", long)["convod"]["conversation"]
+        had = self.ask("-c", id, "What is my name?")["convod"]["tokens"]["history"]
+        settings = ("--receipt", "--temperature", "0", "--max-tokens", "8")
+        r = self.convo("resume", id, *settings, stdin="/reword And what is yours?\n/correct It is Merlin.\nSay it again.\n/branches\n")
+        self.assertIn(r.returncode, (0, 4), r.stderr)
+        kept = [int(n) for n in re.findall(r"(\d+) tokens kept", r.stderr)]
+        new = [int(n) for n in re.findall(r"(\d+) prefilled", r.stderr)]
+        self.assertEqual((len(kept), len(new)), (2, 2), r.stderr)
+        self.assertTrue(had <= kept[0] < kept[1] and max(new) < 40, r.stderr)
+        said = self.convo("show", id).stdout
+        self.assertTrue("It is Merlin." in said and "And what is yours?" in said and "What is my name?" not in said, said)
+        self.assertRegex(r.stdout, r"(?s)What is my name.*And what is yours.*\* Say it again\.")
+
     def test_compact(self):
         id = self.ask("--keep", "--system", "Be brief.", "My name is Ada.")["convod"]["conversation"]
         r = self.convo("resume", id, "--receipt", "--temperature", "0", "--max-tokens", "8", stdin="/compact Short\nSay three.\n")
         self.assertIn(r.returncode, (0, 4), r.stderr)  # the answer may be cut at its limit
         self.assertIn("this is a summary now", r.stderr)
+        r = self.convo("resume", id, "--max-tokens", "8", stdin="/compact Undone\n/undo\n/regenerate\n")
+        self.assertEqual(r.stderr.count("nothing was said here yet, since it was copied"), 2, r.stderr)
         short = next(line.split("\t")[0] for line in self.convo("list").stdout.splitlines() if line.endswith("\tShort"))
         self.assertNotEqual(short, id)
         said = self.convo("show", short).stdout

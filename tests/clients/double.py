@@ -117,6 +117,8 @@ class Handler(socketserver.BaseRequestHandler):
             conversation = double.conversations.get(parts[2])
             if conversation is None:
                 self.not_found()
+            elif parts[3:] == ["items"] and method == "POST":
+                self.answer(200, double.add(conversation, **body))
             elif parts[3:] == ["items"]:
                 self.items(conversation, query)
             elif parts[2] in double.warming and (parts[3:] == ["evict"] or method == "DELETE"):
@@ -398,3 +400,11 @@ class Double:
         self.conversations[made["id"]] = made
         self.items[made["id"]] = []
         return made
+
+    def add(self, conversation, items, convod):
+        """Items behind a response, as a turn without an answer."""
+        added = {"id": self.new_id("resp"), "status": "completed", "output": [], "convod": convod}
+        self.responses[added["id"]] = {"object": added, "input": items, "log": []}
+        self.items[conversation["id"]] += [{"id": self.new_id("msg"), "type": "message", **item} for item in items]
+        conversation["head"] = added["id"]
+        return {"object": "list", "data": items, "has_more": False}

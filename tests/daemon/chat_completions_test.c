@@ -10,6 +10,9 @@
 #define MESSAGES(text)                                                                                                 \
     "\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"" text "\"}]"
 
+#define CALL(id)   "{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}"
+#define RESULT(id) "{\"role\":\"tool\",\"tool_call_id\":\"" id "\",\"content\":\"x\"}"
+
 static void whole_answer(void **state)
 {
     (void)state;
@@ -249,6 +252,16 @@ static void goes_on(void **state)
     }
 }
 
+/* What it may be, as each interface has it. */
+static void unknown_role(void **state)
+{
+    (void)state;
+    struct api_error e = {0};
+    assert_null(chat_parse(cJSON_Parse("{\"messages\":[{\"role\":\"function\",\"content\":\"x\"}]}"), &e));
+    assert_string_equal(e.param, "messages[0].role");
+    assert_string_equal(e.message, "'messages[0].role' must be user, assistant, system, developer or tool.");
+}
+
 /* What the model would not say is what it said. */
 static void refusal_is_text(void **state)
 {
@@ -278,6 +291,9 @@ static void refusals(void **state)
         {"{\"messages\":[{\"role\":\"judge\",\"content\":\"x\"}]}", "messages[0].role"},
         {"{\"messages\":[{\"content\":\"x\"}]}", "messages[0].role"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"tool_calls\":[" CALL(
+             "a") "," CALL("b") "]}," RESULT("a") "," RESULT("b") ",{\"role\":\"user\",\"content\":\"\"}]}",
+         "messages[4].content"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", "messages[0].content[0]"},
         {"{" MESSAGES("x") ",\"n\":17}", "n"},
         {"{" MESSAGES("x") ",\"n\":0}", "n"},
@@ -323,6 +339,7 @@ int main(void)
         cmocka_unit_test(several_abandoned),
         cmocka_unit_test(goes_on),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(unknown_role),
         cmocka_unit_test(refusal_is_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

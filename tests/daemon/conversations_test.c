@@ -123,7 +123,16 @@ static void listing(void **state)
     reply_free(&r);
     assert_int_equal(status_of(h, "GET", "/v1/conversations?limit=0", NULL, NULL), 400);
     assert_int_equal(status_of(h, "GET", "/v1/conversations?after=x", NULL, NULL), 400);
-    assert_int_equal(status_of(h, "GET", "/v1/conversations?q=%ff", NULL, NULL), 400);
+    static const struct {
+        const char *path, *param;
+    } broken[] = {
+        {"/v1/conversations?q=%ff", "q"}, {"/v1/conversations?q=a%00b", "q"}, {"/v1/conversations?%ff=x", ""}};
+    for (size_t i = 0; i < sizeof(broken) / sizeof(*broken); i++) {
+        r = call(h, "GET", broken[i].path, NULL, NULL);
+        assert_int_equal(r.status, 400);
+        assert_string_equal(str(r.json, "error.param"), broken[i].param);
+        reply_free(&r);
+    }
     harness_stop(h);
 }
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "tests/daemon/harness.h"
@@ -121,6 +122,31 @@ static void idempotency_keys(void **state)
         assert_string_equal(str(r.json, "error.code"), n == 255 ? "" : "invalid_header");
         reply_free(&r);
     }
+    /* What is not stored has one while it runs. */
+    static const char passing[] = "{\"input\":\"hold a b\",\"store\":false,\"stream\":true}",
+                      own[] = "Idempotency-Key: k3\r\n";
+    const int before = fake_turns_started();
+    struct reply streams[2];
+    int fds[2];
+    for (int i = 0; i < 2; i++) {
+        char first;
+        fds[i] = dial(h);
+        send_request(fds[i], "POST", "/v1/responses", own, passing);
+        assert_int_equal(recv(fds[i], &first, 1, MSG_PEEK), 1); /* it has come to the run */
+    }
+    r = call(h, "POST", "/v1/responses", own, "{\"input\":\"echo c\",\"store\":false}");
+    assert_string_equal(str(r.json, "error.code"), "idempotency_key_reused");
+    reply_free(&r);
+    fake_release(1);
+    for (int i = 0; i < 2; i++) {
+        streams[i] = read_reply(fds[i]);
+        close(fds[i]);
+    }
+    assert_non_null(strstr(streams[0].body, "response.completed"));
+    assert_string_equal(streams[0].body, streams[1].body);
+    reply_free(&streams[0]);
+    reply_free(&streams[1]);
+    assert_int_equal(fake_turns_started(), before + 1);
     static const char *const empty[] = {"Idempotency-Key: \r\n", "Idempotency-Key:   \r\n"};
     for (int i = 0; i < 2; i++) {
         r = call(h, "POST", "/v1/chat/completions", empty[i], body);
@@ -128,7 +154,7 @@ static void idempotency_keys(void **state)
         assert_string_equal(str(r.json, "error.code"), "invalid_header");
         reply_free(&r);
     }
-    assert_int_equal(fake_turns_started(), 3);
+    assert_int_equal(fake_turns_started(), before + 1);
     harness_stop(h);
 }
 

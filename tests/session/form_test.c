@@ -289,18 +289,42 @@ static void test_calls_beside_a_form(void **state)
     rig_close(rig);
 }
 
-/* What would end a text before it is whole is not taken with a form. */
-static void test_not_with_stops(void **state)
+/* A stop string may end it before it is whole, also where it is the last of it. */
+static void test_stopped_is_incomplete(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct ask ask = {.text = "hello", .schema = SCHEMA, .max = 200, .seed = 1};
+    struct answer *whole = rig_ask(rig, ask);
+    static const char *const stops[] = {":", "}"};
+    for (size_t i = 0; i < 2; i++) {
+        ask.stop = stops[i];
+        struct answer *a = rig_ask(rig, ask);
+        assert_true(a->incomplete && !a->failed);
+        assert_string_equal(a->reason, "stop");
+        const char *at = strstr(whole->text, stops[i]);
+        assert_non_null(at);
+        assert_int_equal(a->len, at - whole->text);
+        assert_memory_equal(a->text, whole->text, a->len);
+        struct answer *next = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .max = 4, .seed = 1});
+        rig_only_new(next);
+    }
+    ask.stop = "none of this";
+    struct answer *never = rig_ask(rig, ask);
+    assert_false(never->incomplete);
+    assert_int_equal(never->len, whole->len);
+    rig_close(rig);
+}
+
+/* Beside tools that may be called it must be said what calls are. */
+static void test_not_without_calls(void **state)
 {
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     struct engine_form *form = NULL;
     char err[256];
-    const char *stop = "a";
     assert_int_equal(engine_form_new(ENGINE_FORM_SCHEMA, SCHEMA, strlen(SCHEMA), false, &form, err, sizeof err), 0);
-    struct session_turn t = {.owner = "ann", .response_id = "resp_x", .form = form, .stops = &stop, .n_stops = 1};
-    assert_int_equal(session_turn_start(rig->s, &t), -EINVAL);
-    t = (struct session_turn){.owner = "ann", .response_id = "resp_x", .form = form, .tools = TOOLS};
+    struct session_turn t = {.owner = "ann", .response_id = "resp_x", .form = form, .tools = TOOLS};
     assert_int_equal(session_turn_start(rig->s, &t), -EINVAL);
     engine_form_free(form);
     rig_close(rig);
@@ -317,7 +341,8 @@ int main(void)
         cmocka_unit_test(test_call_is_gone_on_with),
         cmocka_unit_test(test_loops),
         cmocka_unit_test(test_calls_beside_a_form),
-        cmocka_unit_test(test_not_with_stops),
+        cmocka_unit_test(test_stopped_is_incomplete),
+        cmocka_unit_test(test_not_without_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
