@@ -20,7 +20,7 @@
 #define MOST_PARTS     2                                 /* that meet tokens at once: of a line, or of two groups */
 #define HELD_CHUNKS    (8 / LANES_PARTS)                 /* of all parts, that registers hold unpacked */
 
-enum use { USE_STORE, USE_ONE, USE_FEW };
+enum use { USE_STORE, USE_ONE, USE_FEW, USE_HALVES };
 
 /* What a step's weights go to. */
 struct sink {
@@ -28,9 +28,9 @@ struct sink {
     int lines;
     uint8_t *out;             /* USE_STORE: the next block */
     const uint8_t *tile;      /* else: the next block of the tile */
-    int tokens;               /* USE_FEW: of the tile */
+    int tokens;               /* USE_FEW, USE_HALVES: of the tile */
     pfloats one[LANES_PARTS]; /* USE_ONE: the sums of a piece */
-    float *sums;              /* USE_FEW: the same, [tokens][16] */
+    float *sums;              /* USE_FEW, USE_HALVES: the same, [tokens][16] */
     float *acc;               /* of the pieces before, [tokens][16] */
 };
 
@@ -188,26 +188,26 @@ LANES_INLINE void products(enum kernels_type type, struct meeting m, int first, 
 LANES_INLINE void dots(enum kernels_type type, struct meeting m, int first, int end, int offset, bool begun,
                        pbytes *sum)
 {
-    const bool in_pairs = LANES_PAIRS(weight_bits(type)), pairs = offset && in_pairs;
+    const bool pairs = offset && LANES_PAIRS(weight_bits(type));
     const int most = LANES_TOGETHER(weight_bits(type)), together = most < end - first ? most : end - first;
     KERNELS_UNROLL
-    for (int i = 0; i < m.n * m.parts; i++)
-        if (offset)
-            sum[i] =
-                pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + offset, in_pairs ? 0 : offset_shift(type));
-    KERNELS_UNROLL
     for (int c = first; c < end; c += together) {
-        const bool more = (offset && !pairs) || begun || c > first;
+        const bool more = (offset && !pairs) || begun || c > first, begins = pairs || (LANES_WIDE && more);
         pbytes p[PRODUCTS];
-        const bool begins = pairs || (LANES_WIDE && more);
         KERNELS_UNROLL
-        for (int i = 0; i < m.n * m.parts; i++)
+        for (int i = 0; i < m.n * m.parts; i++) {
+            const uint8_t *q = m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES;
             if (begins)
-                p[i] = sum[i];
+                p[i] = offset && c == first ? pbytes_ints(q + offset, pairs ? 0 : offset_shift(type)) : sum[i];
+        }
         products(type, m, c, c + together, begins, p);
         KERNELS_UNROLL
-        for (int i = 0; i < m.n * m.parts; i++)
+        for (int i = 0; i < m.n * m.parts; i++) {
+            const uint8_t *q = m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES;
+            if (offset && !pairs && c == first)
+                sum[i] = pbytes_ints(q + offset, offset_shift(type));
             sum[i] = pbytes_add_up(p[i], more, sum[i]);
+        }
     }
 }
 
@@ -392,7 +392,7 @@ LANES_INLINE void use_halves(enum kernels_type type, struct sink *k, const struc
 
 LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, const struct weights *packed)
 {
-    if (how == USE_FEW && by_halves(type, k->tokens)) {
+    if (how == USE_HALVES) {
         use_halves(type, k, packed);
         k->tile += k->tokens * KERNELS_TOKEN_BLOCK_BYTES;
         return;
@@ -607,7 +607,10 @@ static void few(enum kernels_type type, const uint8_t *group, int cols, const ui
     switch (type) {
 #define FEW(T)                                                                                                         \
     case T:                                                                                                            \
-        visit(T, USE_FEW, &k, group, cols, 0, cols / KERNELS_BLOCK);                                                   \
+        if (by_halves(T, tokens))                                                                                      \
+            visit(T, USE_HALVES, &k, group, cols, 0, cols / KERNELS_BLOCK);                                            \
+        else                                                                                                           \
+            visit(T, USE_FEW, &k, group, cols, 0, cols / KERNELS_BLOCK);                                               \
         break;
         EACH_TYPE(FEW)
 #undef FEW
