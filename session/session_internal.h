@@ -450,7 +450,6 @@ struct session {
     void (*log)(void *arg, int priority, const char *text);
     void (*events)(void *arg, bool more);
     void *log_arg, *events_arg;
-
     pthread_t thread;
     bool thread_started, wake_made;
     pthread_mutex_t lock; /* guards commands, stop, status, live and usages */
