@@ -314,6 +314,7 @@ INSTALLED := $(foreach n,1 5,$(foreach m,$(wildcard docs/*.$n),$m:$(PREFIX)/shar
 	systemd/convod.conf.example:$(PREFIX)/share/doc/convod/convod.conf.example \
 	systemd/convod.rules.yml:$(PREFIX)/share/doc/convod/convod.rules.yml \
 	systemd/convod.sysusers:$(SYSUSERSDIR)/convod.conf \
+	$(foreach d,README.md $(wildcard docs/*.md docs/*/*.md),$d:$(PREFIX)/share/doc/convod/$d) \
 	$(foreach p,$(wildcard systemd/proxy/*),$p:$(PREFIX)/share/doc/convod/examples/$(notdir $p)) \
 	$(foreach p,convod convo,clients/completion/$p.bash:$(PREFIX)/share/bash-completion/completions/$p \
 		clients/completion/$p.zsh:$(ZSHDIR)/_$p)

@@ -1,9 +1,12 @@
 /* commands.c - what convod does beside serving: backup, --verify, --repair, and token (token_command.c). */
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <syslog.h>
 #include <unistd.h>
 
@@ -47,6 +50,28 @@ char *command_data(int argc, char **argv, const struct daemon_log *log)
     return data;
 }
 
+/* What root made or put into the folder of a service's user becomes that user's, who could not open it otherwise. */
+static void give_back(const char *dir, const struct daemon_log *log)
+{
+    struct stat folder, file;
+    DIR *d = geteuid() == 0 ? opendir(dir) : NULL;
+    bool is_ours = !d || fstat(dirfd(d), &folder) != 0 || folder.st_uid == 0;
+    for (const struct dirent *e; !is_ours && (e = readdir(d)) != NULL;) {
+        int fd = openat(dirfd(d), e->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+        /* One with another name is somebody's who would have it through this. */
+        if (fd >= 0 && fstat(fd, &file) == 0 && S_ISREG(file.st_mode) && file.st_uid == 0 && file.st_nlink == 1 &&
+            fchown(fd, folder.st_uid, folder.st_gid) != 0) {
+            daemon_log(log, LOG_WARNING, "%s/%s stays root's: %s", dir, e->d_name, strerror(errno));
+        }
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    if (d) {
+        closedir(d);
+    }
+}
+
 /* ---- verify and repair ---- */
 
 static void print_line(void *arg, const char *text)
@@ -70,6 +95,7 @@ static int verify(const char *dir, bool repair, const struct daemon_log *log)
         daemon_log(log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
         return EXIT_FAILURE;
     }
+    give_back(dir, log);
     printf("%llu conversations, %llu turns, %llu segments: %llu wrong", (unsigned long long)n.conversations,
            (unsigned long long)n.turns, (unsigned long long)n.segments, (unsigned long long)n.wrong);
     if (n.not_stored) {
@@ -116,6 +142,9 @@ static int backup(const char *data, const char *dir, bool with_kv, const struct 
     if (rc == -ENOENT || rc == -ECONNREFUSED) { /* nobody serves it: it is copied from here */
         struct daemon_log own = *log;
         rc = session_backup_of(data, to, with_kv, log_line, &own, err, sizeof(err));
+        if (!rc) {
+            give_back(data, log);
+        }
     }
     if (rc) {
         daemon_log(log, LOG_ERR, "the backup failed: %s", err[0] ? err : strerror(-rc));

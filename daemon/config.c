@@ -409,8 +409,12 @@ void setting_assign(struct daemon_config *c, const struct setting *s, const char
         return;
     }
     *given = line;
-    int rc = *value ? put(c, s, value) : -ENODATA;
-    if (rc == -ENODATA) {
+    bool tilde = *value == '~' && (strcmp(s->unit, "FILE") == 0 || strcmp(s->unit, "DIR") == 0);
+    int rc = tilde ? -ENOTDIR : *value ? put(c, s, value) : -ENODATA;
+    if (tilde) { /* a shell that saw it would have */
+        daemon_fault(faults, "%s: %s: ~ is not replaced here; write the whole path, not `%.100s`", where, s->name,
+                     value);
+    } else if (rc == -ENODATA) {
         daemon_fault(faults, "%s: %s: there is no value", where, s->name);
     } else if (rc == -EINVAL) {
         char allowed[512];
@@ -434,6 +438,17 @@ static char *user_path(const char *xdg, const char *home, const char *fallback, 
         n = asprintf(&path, "%s/%s/convod%s", home, fallback, tail);
     }
     return n < 0 ? NULL : path;
+}
+
+/* A word that would be a flag, as in `convod verify DIR`; or NULL. */
+static const char *flag_without_dashes(const char *word)
+{
+    static const char *const actions[] = {"config", "check-config", "profile", "verify", "repair", "help", "version"};
+    const char *found = setting_find(word, strlen(word)) ? word : NULL;
+    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions) && !found; i++) {
+        found = strcmp(word, actions[i]) == 0 ? word : NULL;
+    }
+    return found;
 }
 
 /* The flags that say what to do, and the file; the settings among them come last, over the file's. */
@@ -460,7 +475,7 @@ static void apply_flags(struct daemon_config *c, int argc, char **argv, enum dae
         bool is_file = len == 6 && strncmp(name, "config", 6) == 0;
         const struct setting *s = setting_find(name, len);
         if (!s && !is_file) {
-            const char *near = settings_too ? setting_near(name, len) : NULL;
+            const char *near = !settings_too ? NULL : *name ? setting_near(name, len) : flag_without_dashes(flag);
             if (settings_too) {
                 daemon_fault(faults, "%s `%s`%s%s%s; see convod --help", *name ? "unknown flag" : "unexpected argument",
                              flag, near ? "; is `--" : "", near ? near : "", near ? "` meant?" : "");

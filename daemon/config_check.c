@@ -20,13 +20,21 @@
 
 #define PLACE_SIZE 256
 
+/* Where nothing is to be seen from within the unit. */
+static bool is_at_home(const char *path)
+{
+    return strncmp(path, "/home/", 6) == 0 || strncmp(path, "/root/", 6) == 0;
+}
+
 static void check_model_file(const struct daemon_config *c, struct daemon_faults *faults)
 {
     char place[PLACE_SIZE];
     struct stat st;
     int rc = stat(c->model, &st) != 0 || access(c->model, R_OK) != 0 ? errno : S_ISDIR(st.st_mode) ? EISDIR : 0;
     if (rc) {
-        daemon_fault(faults, "%smodel %s: %s", setting_place(c, "model", place, sizeof(place)), c->model, strerror(rc));
+        daemon_fault(
+            faults, "%smodel %s: %s%s", setting_place(c, "model", place, sizeof(place)), c->model, strerror(rc),
+            rc == EACCES && is_at_home(c->model) ? "; the service sees no home folders: put it into /srv, say" : "");
     }
 }
 

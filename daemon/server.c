@@ -361,7 +361,7 @@ static void begin_stop(struct server_event *e)
         return;
     }
     s->api.stopping = true;
-    daemon_log(s->log, LOG_INFO, "stopping: %zu turns run", s->api.runs.n_running);
+    daemon_log(s->log, LOG_INFO, "stopping; turns that run: %zu", s->api.runs.n_running);
     notify_send(s->opts.notify_socket, "STOPPING=1\nSTATUS=Saving");
     if (s->api.runs.session) {
         begin_close(s);

@@ -76,7 +76,11 @@ static int read_flag(struct request *r, const char *flag, const char *value)
     }
     int rc = token_limit_set(&r->row, flag + 2, strlen(flag + 2), value);
     if (rc != -ENOENT) {
-        return rc ? complain("a limit cannot be `%s`", value) : 0;
+        if (rc) {
+            fprintf(stderr, "convod: %s must be %s, not `%s`; see convod token --help\n", flag,
+                    token_limit_allowed(flag + 2), value);
+        }
+        return rc ? EXIT_USAGE : 0;
     }
     if (!token_owner_valid(value)) {
         return complain("`%s` cannot be an owner's name", value);
@@ -85,12 +89,26 @@ static int read_flag(struct request *r, const char *flag, const char *value)
     return 0;
 }
 
+/* Whether it is a flag of `add`. */
+static bool is_of_add(const char *flag)
+{
+    static const char *const own[] = {"--expires", "--scope", "--priority", "--inherit"};
+    bool is = false;
+    for (size_t i = 0; i < sizeof(own) / sizeof(*own); i++) {
+        is |= strcmp(flag, own[i]) == 0;
+    }
+    for (int i = 0; i < AUTH_LIMITS; i++) {
+        is |= strncmp(flag, "--", 2) == 0 && strcmp(flag + 2, token_limit_name((enum auth_limit)i)) == 0;
+    }
+    return is;
+}
+
 /* 0, or the exit status. */
 static int read_arguments(struct request *r, int argc, char **argv)
 {
-    static const char *const own[] = {"--expires", "--scope", "--priority", "--inherit"};
     for (int i = 2; i < argc; i++) {
-        const char *a = argv[i];
+        const char *a = argv[i], *equals = strchr(a, '=');
+        char flag[32];
         if (a[0] != '-') {
             if (r->name) {
                 return complain("there is an argument too many: `%s`", a);
@@ -98,45 +116,44 @@ static int read_arguments(struct request *r, int argc, char **argv)
             *(r->verb ? &r->name : &r->verb) = a;
             continue;
         }
-        bool known = false;
-        for (size_t j = 0; j < sizeof(own) / sizeof(*own); j++) {
-            known |= strcmp(a, own[j]) == 0;
+        snprintf(flag, sizeof(flag), "%.*s", equals ? (int)(equals - a) : (int)strlen(a), a);
+        bool of_add = is_of_add(flag), is_file = strcmp(flag, "--config") == 0;
+        if (of_add && (!r->verb || strcmp(r->verb, "add") != 0)) {
+            return complain("%s belongs to `add`", flag);
         }
-        for (int j = 0; j < AUTH_LIMITS; j++) {
-            known |= strncmp(a, "--", 2) == 0 && strcmp(a + 2, token_limit_name((enum auth_limit)j)) == 0;
-        }
-        if (known && (!r->verb || strcmp(r->verb, "add") != 0)) {
-            return complain("%s belongs to `add`", a);
-        }
-        bool configures = strcmp(a, "--data") == 0 || strcmp(a, "--config") == 0;
-        if (!known && !configures && strncmp(a, "--data=", 7) != 0 && strncmp(a, "--config=", 9) != 0) {
+        if (!of_add && !is_file && strcmp(flag, "--data") != 0) {
             return complain("unknown flag `%s`", a);
         }
-        if ((known || configures) && i + 1 == argc) {
-            return complain("%s needs a value", a);
+        const char *value = equals ? equals + 1 : i + 1 < argc ? argv[++i] : NULL;
+        if (!value) {
+            return complain("%s needs a value", flag);
         }
-        if (known) {
-            int rc = read_flag(r, a, argv[++i]);
+        if (is_file && access(value, R_OK) != 0) { /* the folder by default is not what was meant */
+            fprintf(stderr, "convod: %s: %s\n", value, strerror(errno));
+            return EXIT_USAGE;
+        }
+        if (of_add) {
+            int rc = read_flag(r, flag, value);
             if (rc) {
                 return rc;
             }
             continue;
         }
-        r->argv[r->argc++] = argv[i];
-        if (configures) {
-            r->argv[r->argc++] = argv[++i];
+        if (!equals) {
+            r->argv[r->argc++] = argv[i - 1];
         }
+        r->argv[r->argc++] = argv[i];
     }
     return r->verb ? 0 : complain("%s what: add, list or revoke?", "token");
 }
 
 /* Goes into the data folder and becomes whom it belongs to: what root makes there a service could not read, and the way
  * to it may be root's alone. */
-static int enter(const char *data)
+static int enter(const char *data, bool make)
 {
     struct stat st;
     if (stat(data, &st) != 0) {
-        if (errno != ENOENT || mkdir(data, 0700) != 0 || stat(data, &st) != 0) {
+        if (errno != ENOENT || !make || mkdir(data, 0700) != 0 || stat(data, &st) != 0) {
             fprintf(stderr, "convod: %s: %s\n", data, strerror(errno));
             return EXIT_FAILURE;
         }
@@ -153,7 +170,8 @@ static int enter(const char *data)
     return 0;
 }
 
-static int add(struct request *r)
+/* What is made where no daemon looks is of no use: it is told. */
+static int add(struct request *r, const char *data)
 {
     char token[TOKEN_TEXT_SIZE], err[512] = "";
     if (!r->name || !token_owner_valid(r->name)) {
@@ -162,10 +180,13 @@ static int add(struct request *r)
     }
     snprintf(r->row.owner, sizeof(r->row.owner), "%s", r->name);
     if (tokens_add(".", &r->row, token, err, sizeof(err))) {
-        fprintf(stderr, "convod: %s\n", err);
+        fprintf(stderr, "convod: %s: %s\n", data, err);
         return EXIT_FAILURE;
     }
-    fprintf(stderr, "%s is a new token of %s; it is shown this once:\n", r->row.id, r->row.owner);
+    if (access("ledger.db", F_OK) != 0) {
+        fprintf(stderr, "No convod has used %s yet: is it the --data of yours?\n", data);
+    }
+    fprintf(stderr, "%s is a new token of %s, in %s; it is shown this once:\n", r->row.id, r->row.owner, data);
     int rc = puts(token) == EOF || fflush(stdout) != 0 ? EXIT_FAILURE : EXIT_SUCCESS;
     OPENSSL_cleanse(token, sizeof(token));
     return rc;
@@ -181,20 +202,20 @@ static void print_day(int64_t seconds, char out[16])
     }
 }
 
-static int list(void)
+static int list(const char *data)
 {
     struct token_list rows = {0};
     char err[512] = "";
     FILE *f = fopen(TOKENS_FILE, "re");
     if (!f && errno != ENOENT) {
-        fprintf(stderr, "convod: %s: %s\n", TOKENS_FILE, strerror(errno));
+        fprintf(stderr, "convod: %s/%s: %s\n", data, TOKENS_FILE, strerror(errno));
         return EXIT_FAILURE;
     }
     int rc = f ? tokens_read(f, TOKENS_FILE, &rows, err, sizeof(err)) : 0;
     if (rc) {
-        fprintf(stderr, "convod: %s\n", err);
+        fprintf(stderr, "convod: %s/%s\n", data, err);
     } else if (!f) {
-        fputs("There are no tokens here; convod token add OWNER makes the first.\n", stderr);
+        fprintf(stderr, "There are no tokens in %s; convod token add OWNER makes the first.\n", data);
     } else {
         printf("%-21s %-10s %-10s %-8s %s\n", "ID", "CREATED", "EXPIRES", "SCOPE", "OWNER");
         for (size_t i = 0; i < rows.n; i++) {
@@ -220,7 +241,7 @@ static int list(void)
     return rc || fflush(stdout) != 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-static int take_away(const char *which)
+static int take_away(const char *which, const char *data)
 {
     char err[512] = "";
     size_t n = 0;
@@ -229,10 +250,10 @@ static int take_away(const char *which)
     }
     int rc = tokens_revoke(".", which, &n, err, sizeof(err));
     if (rc) {
-        fprintf(stderr, "convod: %s\n", err);
+        fprintf(stderr, "convod: %s: %s\n", data, err);
         return EXIT_FAILURE;
     }
-    fprintf(stderr, "%zu token%s revoked\n", n, n == 1 ? "" : "s");
+    fprintf(stderr, "%zu token%s revoked in %s\n", n, n == 1 ? "" : "s", data);
     return EXIT_SUCCESS;
 }
 
@@ -255,11 +276,11 @@ int token_command(int argc, char **argv)
     }
     if (!rc) {
         char *data = command_data(r.argc, r.argv, NULL);
-        rc = !data || !*data ? complain("no data folder: give %s", "--data DIR") : enter(data);
+        rc = !data || !*data ? complain("no data folder: give %s", "--data DIR") : enter(data, is_add);
+        if (!rc) {
+            rc = is_list ? list(data) : is_add ? add(&r, data) : take_away(r.name, data);
+        }
         free(data);
-    }
-    if (!rc) {
-        rc = is_list ? list() : is_add ? add(&r) : take_away(r.name);
     }
     free(r.argv);
     return rc;

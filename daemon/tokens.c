@@ -70,20 +70,31 @@ bool token_owner_valid(const char *name)
     return true;
 }
 
+#define SIZE "a size such as 512M or 8G"
 static const struct {
     const char *name;
     bool bytes;
     uint64_t most;
-} limits[AUTH_LIMITS] = {[LIMIT_CONVERSATIONS] = {"conversations", false, 1000000000},
-                         [LIMIT_LEDGER_BYTES] = {"ledger-bytes", true, INT64_MAX},
-                         [LIMIT_DISK_BYTES] = {"disk-bytes", true, INT64_MAX},
-                         [LIMIT_RAM_BYTES] = {"ram-bytes", true, INT64_MAX},
-                         [LIMIT_KV_BYTES] = {"kv-bytes", true, INT64_MAX},
-                         [LIMIT_RETAIN_DAYS] = {"retain-days", false, 36500}};
+    const char *allowed;
+} limits[AUTH_LIMITS] = {[LIMIT_CONVERSATIONS] = {"conversations", false, 1000000000, "a number from 0 to 1000000000"},
+                         [LIMIT_LEDGER_BYTES] = {"ledger-bytes", true, INT64_MAX, SIZE},
+                         [LIMIT_DISK_BYTES] = {"disk-bytes", true, INT64_MAX, SIZE},
+                         [LIMIT_RAM_BYTES] = {"ram-bytes", true, INT64_MAX, SIZE},
+                         [LIMIT_KV_BYTES] = {"kv-bytes", true, INT64_MAX, SIZE},
+                         [LIMIT_RETAIN_DAYS] = {"retain-days", false, 36500, "a number of days from 0 to 36500"}};
 
 const char *token_limit_name(enum auth_limit limit)
 {
     return limits[limit].name;
+}
+
+const char *token_limit_allowed(const char *name)
+{
+    size_t i = 0;
+    while (i + 1 < AUTH_LIMITS && strcmp(limits[i].name, name) != 0) {
+        i++;
+    }
+    return limits[i].allowed;
 }
 
 int token_limit_set(struct token_row *row, const char *name, size_t name_len, const char *value)

@@ -35,6 +35,8 @@ struct token_row {
 };
 /* "conversations", "ledger-bytes", "disk-bytes", "ram-bytes", "kv-bytes", "retain-days". */
 const char *token_limit_name(enum auth_limit limit);
+/* What a limit of this name may be, in words; the name is one of them. */
+const char *token_limit_allowed(const char *name);
 /* What a limit of this name is set to. -ENOENT: no limit is called that; -EINVAL: it cannot be that. */
 int token_limit_set(struct token_row *row, const char *name, size_t name_len, const char *value);
 

@@ -261,6 +261,9 @@ struct engine_kv_use {
 struct engine_kv_use engine_kv_use(const struct engine *e);
 /* Whether n more tokens on s (NULL: on a new sequence) find free pages now. */
 bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n);
+/* Whether n tokens on a new sequence might find them when all sequences but these had gone. False: they would not.
+ * (True is not sure where one of these shares pages with another one.) */
+bool engine_kv_might_fit(const struct engine *e, struct engine_seq *const *kept, int n_kept, int n);
 
 /* ---- sampler --------------------------------------------------------------------------------------------------- */
 
@@ -339,7 +342,7 @@ int engine_step_start(struct engine *e, struct engine_step_item *items, int n_it
  */
 int engine_step_wait(struct engine *e, const float **logits);
 
-/* A thread for what is done while a pass is under way. NULL: out of memory. */
+/* A thread for what is done beside the one that runs the model. NULL: out of memory. */
 struct engine_beside;
 struct engine_beside *engine_beside_new(void);
 /* NULL is fine. */

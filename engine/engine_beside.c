@@ -1,5 +1,5 @@
-/* engine_beside.c - a thread for what is done beside a pass: which tokens may come behind it, say. One thread gives it
- * work and waits for it; it makes itself with the first. */
+/* engine_beside.c - a thread for what is done beside a pass: which tokens may come behind it, say, or which a long text
+ * has. One thread gives it work and waits for it; it makes itself with the first. */
 #include "engine/engine.h"
 
 #include <pthread.h>
@@ -18,7 +18,7 @@ struct engine_beside {
 static void *run(void *arg)
 {
     struct engine_beside *b = arg;
-    (void)pthread_setname_np(pthread_self(), "convod-masks");
+    (void)pthread_setname_np(pthread_self(), "convod-beside");
     pthread_mutex_lock(&b->lock);
     for (;;) {
         while (!b->work && !b->over)

@@ -176,7 +176,7 @@ static struct turn *next_waiting(struct session *s, struct places *p)
     struct turn *next = NULL;
     int fewest = 0;
     for (struct turn *t = s->turns; t; t = t->next) {
-        if (t->state != TURN_WAITING || t->place.passed)
+        if (t->state != TURN_WAITING || t->place.passed || t->end.cancelled)
             continue;
         int running = *places_of(p, t->found.owner.id);
         if (next && (t->ask.background > next->ask.background ||

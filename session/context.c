@@ -121,21 +121,28 @@ static int append_bytes(struct engine_tokens *out, const void *bytes, size_t n)
     return engine_tokens_append(out, bytes, n / sizeof(engine_token));
 }
 
+/* The turn is to fail; the message is a constant, or the turn's. */
+static int refuse(struct turn *t, int rc, enum session_failure failure, const char *message)
+{
+    t->found.failure = failure;
+    t->found.message = message;
+    return rc;
+}
+
 static int out_of_memory(struct turn *t)
 {
-    turn_fail(t, SESSION_INTERNAL, "out of memory");
-    return -ENOMEM;
+    return refuse(t, -ENOMEM, SESSION_INTERNAL, "out of memory");
 }
 
 static int render(struct turn *t, const struct engine_message *messages, size_t n, bool open)
 {
-    char err[256] = "";
+    char err[sizeof t->end.detail] = "";
     unsigned flags = (t->context.n == 0 ? ENGINE_CHAT_FIRST : 0) | (open ? ENGINE_CHAT_OPEN : 0) | t->effort;
     int rc = engine_chat_render(t->session->engine, messages, n, flags, &t->context, err, sizeof err);
-    if (rc)
-        turn_fail(t, rc == -ENOTSUP || rc == -EINVAL ? SESSION_INVALID : SESSION_INTERNAL,
-                  err[0] ? err : "the messages could not be rendered");
-    return rc;
+    if (!rc)
+        return 0;
+    (void)snprintf(t->end.detail, sizeof t->end.detail, "%s", err[0] ? err : "the messages could not be rendered");
+    return refuse(t, rc, rc == -ENOTSUP || rc == -EINVAL ? SESSION_INVALID : SESSION_INTERNAL, t->end.detail);
 }
 
 /* The new messages of the turn behind what is in the context; what a context begins with comes first when it is empty.
@@ -295,8 +302,7 @@ static int refuse_change(struct turn *t, const char *what)
 {
     (void)snprintf(t->end.detail, sizeof t->end.detail,
                    "the %s of a response that is not stored cannot change; send the whole conversation", what);
-    turn_fail(t, SESSION_INVALID, t->end.detail);
-    return -EINVAL;
+    return refuse(t, -EINVAL, SESSION_INVALID, t->end.detail);
 }
 
 /* The past rendered anew. For another model the tokens of its answers say nothing. */
@@ -320,10 +326,8 @@ static int build_stripped(struct turn *t)
     int rc = rebuild(t, f->n_path);
     if (rc || !t->past.rebased || t->past.drop_turns)
         return rc;
-    if (!t->past.known || memcmp(t->past.hash, f->parent.chat_hash, sizeof t->past.hash) != 0) {
-        turn_fail(t, SESSION_INVALID, "not all that was said before is stored");
-        return -EINVAL;
-    }
+    if (!t->past.known || memcmp(t->past.hash, f->parent.chat_hash, sizeof t->past.hash) != 0)
+        return refuse(t, -EINVAL, SESSION_INVALID, "not all that was said before is stored");
     return 0;
 }
 
@@ -332,10 +336,8 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
     const char *wrong = NULL;
     if (!t->ask.match && e->calls && items_check_open(t, e->calls, &wrong))
         return out_of_memory(t);
-    if (wrong) {
-        turn_fail(t, SESSION_INVALID, wrong);
-        return -EINVAL;
-    }
+    if (wrong)
+        return refuse(t, -EINVAL, SESSION_INVALID, wrong);
     if (engine_tokens_append(&t->context, e->tokens.ids, e->tokens.n))
         return out_of_memory(t);
     memcpy(t->past.hash, e->chat_hash, sizeof t->past.hash);
@@ -382,8 +384,7 @@ bool context_past_changes(const struct turn *t)
            tools_change(t) || effort_changes(t, t->found.effort);
 }
 
-/* The response that is not stored and that the turn follows, by its name or by what it holds. */
-static struct ephemeral *ephemeral_of(const struct turn *t)
+struct ephemeral *context_ephemeral(const struct turn *t)
 {
     struct ephemeral *e = t->session->ephemerals;
     if (t->follows || !t->previous || t->found.parent.id)
@@ -462,8 +463,7 @@ static int build_raw(struct turn *t)
         if (t->raw_tokens.ids[i] >= t->session->info->n_vocab) {
             (void)snprintf(t->end.detail, sizeof t->end.detail, "the model has no token %d: there are %d",
                            t->raw_tokens.ids[i], t->session->info->n_vocab);
-            turn_fail(t, SESSION_INVALID, t->end.detail);
-            return -EINVAL;
+            return refuse(t, -EINVAL, SESSION_INVALID, t->end.detail);
         }
     int rc = t->raw_tokens.n ? engine_tokens_append(&t->context, t->raw_tokens.ids, t->raw_tokens.n)
                              : engine_tokenize(e, m->text, m->len, true, &t->context);
@@ -514,7 +514,7 @@ static const struct change *change_of(const struct turn *t)
 static int build(struct turn *t)
 {
     struct found *f = &t->found;
-    const struct ephemeral *e = ephemeral_of(t);
+    const struct ephemeral *e = t->follows;
     int rc = 0;
     t->past.known = true;
     if (t->ask.raw)
@@ -574,19 +574,16 @@ int context_build(struct turn *t)
     if (t->ask.generate && t->tool_choice == SESSION_TOOLS_REQUIRED &&
         engine_chat_open_call(s->engine, t->tool, &t->context))
         return out_of_memory(t);
-    if (t->opening && (rc = engine_chat_open_text(s->engine, t->opening, strlen(t->opening), &t->context))) {
-        turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
-                  rc == -ENOMEM ? "out of memory" : "the answer cannot begin with this text");
-        return rc;
-    }
+    if (t->opening && (rc = engine_chat_open_text(s->engine, t->opening, strlen(t->opening), &t->context)))
+        return rc == -ENOMEM ? out_of_memory(t)
+                             : refuse(t, rc, SESSION_INVALID, "the answer cannot begin with this text");
     if (engine_tokens_append(&t->context, t->opening_ids.ids, t->opening_ids.n))
         return out_of_memory(t);
     t->n_opened = (int)(t->context.n - before);
     for (size_t i = 0; i < t->context.n; i++)
-        if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {
-            turn_fail(t, SESSION_LEDGER, "the stored tokens of this conversation do not belong to this model");
-            return -EBADMSG;
-        }
+        if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab)
+            return refuse(t, -EBADMSG, SESSION_LEDGER,
+                          "the stored tokens of this conversation do not belong to this model");
     t->n_prompt = (int)t->context.n;
     return 0;
 }

@@ -298,13 +298,27 @@ int hot_shared(const struct session *s, const struct turn *t, const struct hot *
     return shared;
 }
 
+/* Whether so many tokens might find pages when all idle contexts but that one had gone. */
+static bool might_fit(const struct session *s, const struct hot *but, int tokens)
+{
+    struct engine_seq *kept[SCHEDULE_TURNS];
+    int n = 0;
+    if (but && !but->user)
+        kept[n++] = but->seq;
+    for (const struct turn *t = s->turns; t && n < SCHEDULE_TURNS; t = t->next)
+        if (t->hot)
+            kept[n++] = t->hot->seq;
+    return engine_kv_might_fit(s->engine, kept, n, tokens);
+}
+
 bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
 {
     const struct hot *best;
     int shared = hot_shared(s, t, &best);
     tokens += (int)t->context.n - shared + ADMIT_TOKENS;
-    while (!engine_kv_fits(s->engine, NULL, tokens < INT_MAX ? (int)tokens : INT_MAX))
-        if (!evict_one_but(s, best))
+    int n = tokens < INT_MAX ? (int)tokens : INT_MAX;
+    while (!engine_kv_fits(s->engine, NULL, n))
+        if (!might_fit(s, best, n) || !evict_one_but(s, best))
             return false;
     return true;
 }

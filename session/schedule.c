@@ -268,6 +268,20 @@ static int account_of(const struct schedule_account *of, int n, int64_t owner)
     return k;
 }
 
+/* Who had all that it wanted has no claim on what others had of the rest: a prompt of such an owner begins with what
+ * the one had who had least of those who have waited since. */
+static void claim_nothing(struct share *s)
+{
+    struct schedule_account *of = s->accounts->of;
+    double waited = -1.0;
+    for (int k = 0; k < s->accounts->n; k++)
+        if (of[k].left && (waited < 0.0 || of[k].steps < waited))
+            waited = of[k].steps;
+    for (int k = 0; k < s->accounts->n; k++)
+        if (!of[k].left && of[k].steps < waited)
+            of[k].steps = waited;
+}
+
 /* Gives each prompt its owner's account. They begin at what the owner had who had least of those who can run: so does
  * one that is new, and one that could not run for long has no claim on what others had meanwhile. Who is ahead and has
  * no prompt at the moment stays so, until others had as much. */
@@ -284,8 +298,9 @@ static void open_accounts(struct share *s)
         if (k < a->n || !t->rest)
             continue;
         int o = account_of(old, n_old, t->owner);
-        a->of[a->n++] = (struct schedule_account){t->owner, o < n_old ? old[o].steps : 0.0};
+        a->of[a->n++] = o < n_old ? old[o] : (struct schedule_account){.owner = t->owner};
     }
+    claim_nothing(s);
     double least = had_least(s, false);
     if (least < 0.0)
         least = had_least(s, true);
@@ -296,7 +311,8 @@ static void open_accounts(struct share *s)
         if (old[o].steps > least && account_of(a->of, n_open, old[o].owner) == n_open)
             a->of[a->n++] = old[o];
     for (int k = 0; k < a->n; k++)
-        a->of[k].steps = a->of[k].steps > least ? a->of[k].steps - least : 0.0;
+        a->of[k] =
+            (struct schedule_account){a->of[k].owner, a->of[k].steps > least ? a->of[k].steps - least : 0.0, false};
 }
 
 /* Of a step that decodes for `decode_ms`, what prompts get: what is left of the time that those who wait for a token
@@ -358,5 +374,8 @@ double schedule_step(const struct schedule_cost *c, const struct schedule_limits
             rows += turns[i].n;
             seen += schedule_seen(turns[i].position, turns[i].n);
         }
+    for (int i = 0; i < n; i++)
+        if (turns[i].rest > turns[i].n)
+            accounts->of[s.account[i]].left = true;
     return schedule_ms(c, rows, seen);
 }

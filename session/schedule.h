@@ -63,6 +63,7 @@ struct schedule_limits {
 struct schedule_account {
     int64_t owner;
     double steps;
+    bool left; /* the latest step left a prompt of it unfinished */
 };
 
 struct schedule_accounts {

@@ -190,7 +190,8 @@ static int hold_ms(const struct session *s)
         int left = t->state == TURN_RUNNING ? t->n_prompt - engine_seq_length(t->hot->seq) : 0;
         bool told = left == 1 && t->in_ledger == ROW_ASKED;
         prompts |= left > 0 && !told;
-        about |= !t->ask.background && (t->state == TURN_FINDING || t->state == TURN_PLANNING || told);
+        bool finding = t->state == TURN_FINDING && !t->build.away;
+        about |= !t->ask.background && (finding || t->state == TURN_PLANNING || told);
     }
     int64_t passed_ms = (session_now_ns() - s->last_step_ns) / 1000000;
     return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;
@@ -234,6 +235,8 @@ static void *engine_thread(void *arg)
         }
         bool posted = s->commands != NULL;
         pthread_mutex_unlock(&s->lock);
+        if (s->closing)
+            build_close(s);
         unsaved_retry(s, s->closing);
         cancel_stopped(s);
         turn_begin_behind(s);
@@ -335,7 +338,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
         goto fail;
     s->forms = engine_forms_new(s->engine);
     s->beside = engine_beside_new();
-    if (!s->forms || !s->beside) {
+    s->builder = engine_beside_new();
+    if (!s->forms || !s->beside || !s->builder) {
         snprintf(err, err_size, "out of memory");
         rc = -ENOMEM;
         goto fail;
@@ -375,8 +379,11 @@ fail:
     return rc;
 }
 
-static void ephemeral_free(struct ephemeral *e)
+void ephemeral_free(struct ephemeral *e)
 {
+    e->gone = true;
+    if (e->users)
+        return;
     engine_tokens_free(&e->tokens);
     free(e->owner);
     free(e->response_id);
@@ -384,6 +391,13 @@ static void ephemeral_free(struct ephemeral *e)
     free(e->tools);
     free(e->calls);
     free(e);
+}
+
+void ephemeral_let_go(struct ephemeral *e)
+{
+    e->users--;
+    if (e->gone)
+        ephemeral_free(e);
 }
 
 bool session_close(struct session *s, int drain_ms)
@@ -420,6 +434,7 @@ bool session_close(struct session *s, int drain_ms)
         ephemeral_free(e);
     }
     engine_beside_free(s->beside);
+    engine_beside_free(s->builder);
     engine_forms_free(s->forms);
     engine_close(s->engine);
     free(s->arrays);

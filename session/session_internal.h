@@ -9,6 +9,7 @@
  * aside.c        it gives its pages up and waits
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
+ * build.c        where they are found: beside the engine thread, when there is much to read
  * truncate.c     what goes where they are too many
  * strip.c        contexts without the thinking of the turns before, made while nothing else is to be done
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
@@ -45,8 +46,7 @@
 
 struct turn;
 
-/* ---- hot contexts (hot.c) ------------------------------------------------------------------------------------------
- */
+/* ---- hot contexts (hot.c) -------------------------------------------------------------------------------------- */
 
 struct segment_ref {
     uint8_t key[STORAGE_KEY_BYTES];
@@ -94,7 +94,7 @@ bool hot_evict_one(struct session *s);
 /* Tokens of a waiting turn's prompt that are in pages, and in which context. */
 int hot_shared(const struct session *s, const struct turn *t, const struct hot **best);
 /* Whether a waiting turn's prompt finds pages beside `tokens` that running turns still want; drops idle contexts for
- * it, but not the one that the turn would continue. */
+ * it, but not the one that the turn would continue, and none where all of them are not enough. */
 bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens);
 /* Tokens of an owner's contexts in pages; what several begin with counts once. */
 int64_t hot_tokens_of(const struct session *s, int64_t owner);
@@ -103,8 +103,7 @@ void hot_keep_within(struct session *s, const char *name, int64_t owner);
 /* Whether a waiting turn is within what its owner may have in pages, beside the turns of that owner that run (alone it
  * always is); drops idle contexts for it. */
 bool hot_within(struct session *s, const struct turn *t);
-/* Whether it would be when all had gone that may go; with `waited_for` also those turns that give way to it. Drops
- * nothing. */
+/* Whether it would be when all that may go had gone, with `waited_for` also turns that give way. Drops nothing. */
 bool hot_may_be_within(const struct session *s, const struct turn *t, bool waited_for);
 /* Drops all that are idle since before `before_ms`. */
 void hot_evict_idle(struct session *s, int64_t before_ms);
@@ -157,8 +156,7 @@ const struct idle_owner *idle_of(const struct session *s, int64_t owner);
 void idle_put(struct session *s, struct hot *h);
 void idle_take(struct session *s, struct hot *h);
 
-/* ---- turns ----------------------------------------------------------------------------------------------------------
- */
+/* ---- turns ----------------------------------------------------------------------------------------------------- */
 
 enum turn_state {
     TURN_BEHIND,     /* until the turn before it in its conversation, which ends, is over */
@@ -175,10 +173,9 @@ struct planned {
     struct storage_found found;
     int first, used; /* tokens of it that the context shares */
     enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
-    bool kept;  /* in memory, by aside.c */
-    bool split; /* the payload is a buffer of the engine's, in the split form */
-    bool
-        again; /* it is decoded where it is read: once more, as what was read was damaged; or before others go for it */
+    bool kept;     /* in memory, by aside.c */
+    bool split;    /* the payload is a buffer of the engine's, in the split form */
+    bool again;    /* decoded where it is read: once more, as what was read was damaged; or before others go for it */
     void *payload; /* kept, split, or read again; otherwise the result has the segment as it is stored */
     struct storage_read_result result;
     struct turn *turn;
@@ -254,18 +251,21 @@ struct turn {
     struct engine_tokens raw_tokens;
     struct { /* how it is to be done; as in a session_turn, but for: */
         bool match, store, generate, count, raw, truncate, keeps, current_turn, retry, one_call, logprobs, has_digest;
-        bool background; /* behind all others where time or places are shared */
-        bool requeued;   /* it waited in the ledger when the process began */
-        bool begins;     /* only where its conversation holds nothing yet */
-        bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
-        bool adds;       /* it came with messages */
+        bool background;       /* behind all others where time or places are shared */
+        bool requeued, begins; /* it waited in the ledger at the start; only where its conversation holds nothing yet */
+        bool strips;           /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
+        bool adds;             /* it came with messages */
     } ask;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 
     struct found found;
-    uint8_t (*hashes)[32];        /* match: of the history, after each message */
-    struct ephemeral *follows;    /* match: it holds more than the ledger; until the context is built */
+    uint8_t (*hashes)[32];     /* match: of the history, after each message */
+    struct ephemeral *follows; /* by its name, or as it holds more than the ledger; until the context is built */
+    struct {                   /* how it is (build.c): */
+        bool away, waits;      /* not on the engine thread; it has not begun */
+        int rc;
+    } build;
     const char *in_force;         /* instructions of this turn; points into the request or found */
     struct engine_tokens context; /* prompt, then the answer */
     int n_prompt;
@@ -371,8 +371,7 @@ struct turn {
     int accept_rc, commit_rc, fail_rc;
 };
 
-/* ---- session --------------------------------------------------------------------------------------------------------
- */
+/* ---- session --------------------------------------------------------------------------------------------------- */
 
 struct command {
     struct command *next;
@@ -387,10 +386,14 @@ struct ephemeral { /* a store:false response that can be followed */
     uint8_t chat_hash[32];
     struct engine_tokens tokens;
     int n_evaluated;
-    bool answered;
+    bool answered, gone;
     bool said; /* there is more in it than instructions and tools */
+    int users; /* contexts that are made of it now; one that is gone is freed when the last one is */
 };
 
+/* Frees it, when nobody uses it any more; one that used it does not. */
+void ephemeral_free(struct ephemeral *e);
+void ephemeral_let_go(struct ephemeral *e);
 #define LIVE_RESPONSE_SIZE 80
 
 /* What other threads are told of pages and turns (live.c). */
@@ -432,9 +435,10 @@ struct saving {
 
 struct session {
     struct engine *engine;
-    bool accept_any;            /* KV of other numerics is restored */
-    struct engine_forms *forms; /* engine thread */
-    struct engine_beside *beside;
+    bool accept_any;                        /* KV of other numerics is restored */
+    struct engine_forms *forms;             /* engine thread */
+    struct engine_beside *beside, *builder; /* builder: build.c, */
+    bool building;                          /* at work */
     struct storage *storage;
     const struct engine_info *info;
     struct storage_layout layout;
@@ -484,8 +488,7 @@ struct session {
     int retain_wait_ms;
     bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
-    int saves;                      /* turns whose saving has not ended */
-    int prunes;                     /* under way */
+    int saves, prunes;              /* turns whose saving has not ended; under way */
     struct discard *discards;       /* segments being dropped: of turns that failed, or that were cut off */
 };
 
@@ -538,8 +541,7 @@ bool restore_run(struct session *s);
 /* Tokens that a turn's plan brings, from the context's beginning. */
 int restore_end(const struct turn *t);
 
-/* ---- forms of answers, and of calls (form.c) ----------------------------------------------------------------------
- */
+/* ---- forms of answers, and of calls (form.c) ------------------------------------------------------------------- */
 
 void form_free(struct turn *t);
 /* The tokens that may come next, NULL: all. Runs beside a pass, and touches nothing of the turn but what keeps its
@@ -571,8 +573,7 @@ void plan_release(struct planned *p);
 /* Forgets a turn's plan; none of its reads is under way. */
 void plan_drop(struct turn *t);
 
-/* Parts that turn.c and commit.c share. */
-/* [ledger thread] A job of the turn is over: run() goes on with it on the engine thread. */
+/* [any thread] A job of the turn is over: run() goes on with it on the engine thread. */
 void turn_back(struct turn *t, void (*run)(struct session *s, void *arg));
 void turn_emit(struct turn *t, const struct session_event *ev);
 /* How many are before a waiting turn. */
@@ -583,8 +584,18 @@ bool turn_touches(const struct turn *t); /* it only brings a context back: nothi
 void turn_let_go(struct turn *t, bool keep_pages);
 void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
+/* build.c */
+/* Has the context made of a turn that was found: turn_built() follows, now or later. rc: it could not be. */
+void build_start(struct turn *t);
+void turn_built(struct turn *t, int rc);
+/* Nothing more is begun: those that wait fail. */
+void build_close(struct session *s);
+
 /* context.c */
-int context_build(struct turn *t); /* 0 or negative after turn_fail() */
+/* [any thread] 0, or negative: found.failure and found.message say why. */
+int context_build(struct turn *t);
+/* The response that is not stored and that the turn follows, by its name or by what it holds. */
+struct ephemeral *context_ephemeral(const struct turn *t);
 /* Takes over the effort of the context that was found, where the turn names none; found.effort is that. Any thread that
  * owns `found`. */
 void context_effort(struct turn *t);
@@ -610,8 +621,7 @@ void context_match_ephemeral(struct turn *t);
 /* The same at the end of the turn, its answer included, whatever it followed; all zero: not known. */
 void context_chat_hash(const struct turn *t, uint8_t out[32]);
 
-/* The row that the turn's tokens are added to: its parent's, or that of the parent's context without thinking. id 0:
- * none. */
+/* The row that the turn's tokens are added to: its parent's, or its context's without thinking. id 0: there is none. */
 const struct storage_turn *context_base(const struct turn *t);
 
 /* strip.c */

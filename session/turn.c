@@ -16,6 +16,8 @@
 
 #include "session/session_internal.h"
 
+#define SHARED_QUEUE 4 /* one with fewer places is whoever's */
+
 void turn_back(struct turn *t, void (*run)(struct session *s, void *arg))
 {
     /* A lost command would leave the turn unanswered for ever; commands are a few bytes, so try until it goes. */
@@ -178,9 +180,15 @@ static bool brings_back(const struct turn *other)
     return other->state == TURN_FINDING ? !other->ask.generate && !other->ask.adds : turn_touches(other);
 }
 
-/* Whether others are in the way of t; `ending`: also those that were stopped, or have nothing to do but to be written,
- * and a first attempt at the same. Those that came later and wait are not. */
-static bool locked(const struct turn *t, bool ending)
+/* Which others are in the way of a turn. */
+enum others {
+    OTHERS_REFUSE, /* answers that go on */
+    OTHERS_WORK,   /* also warm-ups, and a first attempt at the same */
+    OTHERS_ANY,    /* also those that were stopped, or have nothing to do but to be written */
+};
+
+/* Whether any of these are in the way of t. Those that came later and wait are not. */
+static bool locked(const struct turn *t, enum others which)
 {
     bool later = false;
     for (const struct turn *other = t->session->turns; other; other = other->next) {
@@ -188,10 +196,12 @@ static bool locked(const struct turn *t, bool ending)
         if (later && other->state == TURN_BEHIND)
             continue;
         /* A warm-up that brings a context back is in nobody's way; one that adds messages is waited for. */
-        bool ends = other->end.cancelled || other->state == TURN_COMMITTING || !other->ask.generate;
-        if (running_on(t, other) && !brings_back(other) && (ending || !ends))
+        bool ends = other->end.cancelled || other->state == TURN_COMMITTING;
+        if ((which == OTHERS_REFUSE && !other->ask.generate) || (which != OTHERS_ANY && ends))
+            continue;
+        if (running_on(t, other) && !brings_back(other))
             return true;
-        if (ending && !later && repeats(t, other))
+        if (which != OTHERS_REFUSE && !later && repeats(t, other))
             return true;
     }
     return false;
@@ -275,8 +285,9 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
     }
-    /* A quarter of the queue is for others. */
-    if (own >= s->max_waiting - s->max_waiting / 4 && !let_in) {
+    /* Who has some there has at most three times as many as there is room left: three quarters of the queue when alone,
+     * less beside others, and those who come next find a place. */
+    if (own && s->max_waiting >= SHARED_QUEUE && own + 1 > 3 * (s->max_waiting - waiting - 1) && !let_in) {
         turn_fail(t, SESSION_BUSY, "too many of your requests are waiting; try again later");
         return;
     }
@@ -284,30 +295,28 @@ void turn_begin(struct session *s, void *arg)
         fail_too_long(t, 0);
         return;
     }
-    if (!t->ask.requeued && locked(t, false)) {
+    if (!t->ask.requeued && locked(t, OTHERS_REFUSE)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
     hurry_warm_ups(t);
     /* Who stops an answer and asks at once follows what there is of it. */
     t->state = TURN_BEHIND;
-    if (!locked(t, true))
+    if (!locked(t, OTHERS_ANY))
         start_finding(t);
 }
 
 void turn_begin_behind(struct session *s)
 {
-    for (struct turn *t = s->turns; t; t = t->next)
-        if (t->state == TURN_BEHIND && !locked(t, true))
+    for (struct turn *t = s->turns; t; t = t->next) {
+        if (t->state != TURN_BEHIND)
+            continue;
+        if (!locked(t, OTHERS_ANY))
             start_finding(t);
-}
-
-static bool follows_ephemeral(const struct turn *t)
-{
-    for (const struct ephemeral *e = t->session->ephemerals; t->previous && e; e = e->next)
-        if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
-            return true;
-    return false;
+        else if (t->end.cancelled && locked(t, OTHERS_WORK)) /* that may take long, and what it follows is not there */
+            turn_fail(t, SESSION_CONVERSATION_LOCKED,
+                      "it was stopped while another one in this conversation was waited for; nothing of it was kept");
+    }
 }
 
 /* What this request was answered with before is its answer. */
@@ -401,7 +410,7 @@ void turn_found(struct session *s, void *turn)
         t->accepted.id = t->found.requeued;
         t->in_ledger = ROW_THERE;
     }
-    if (t->found.failure == SESSION_PREVIOUS_NOT_FOUND && follows_ephemeral(t))
+    if (t->found.failure == SESSION_PREVIOUS_NOT_FOUND && context_ephemeral(t))
         t->found.failure = SESSION_OK;
     if (t->found.failure != SESSION_OK) {
         turn_fail(t, t->found.failure, t->found.message);
@@ -412,17 +421,29 @@ void turn_found(struct session *s, void *turn)
         return;
     }
     context_match_ephemeral(t);
-    if (locked(t, true)) {
+    if (locked(t, OTHERS_ANY)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
-    hurry_warm_ups(t);
     if (cannot_fit(t)) {
         fail_too_long(t, 0);
         return;
     }
-    if (context_build(t))
+    build_start(t);
+}
+
+void turn_built(struct turn *t, int rc)
+{
+    struct session *s = t->session;
+    if (rc) {
+        turn_fail(t, t->found.failure, t->found.message);
         return;
+    }
+    if (t->build.away && locked(t, OTHERS_ANY)) { /* meanwhile another one was found to be on its conversation */
+        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+        return;
+    }
+    hurry_warm_ups(t);
     if (t->ask.count) {
         t->told.terminal = true;
         t->state = TURN_OVER;

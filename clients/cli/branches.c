@@ -67,6 +67,7 @@ int cli_branches(struct cli *c, const char *id, cJSON **ids)
     if (!all)
         return code;
     cJSON *found = cJSON_CreateArray();
+    bool starred = false;
     cJSON_ArrayForEach(row, all)
     {
         if (!ends_branch(all, row))
@@ -75,7 +76,9 @@ int cli_branches(struct cli *c, const char *id, cJSON **ids)
         const char *end = json_string(row, "id", ""), *text = json_string(row, "input", "");
         buf_str(&said, "");
         text_title(text, PREVIEW_MAX, &said);
-        buf_printf(&line, "%3d %s ", ++number, strcmp(end, head) == 0 ? "*" : " ");
+        bool here = strcmp(end, head) == 0;
+        starred |= here;
+        buf_printf(&line, "%3d %s ", ++number, here ? "*" : " ");
         int left = term_columns() - (int)line.len;
         text_cut(said.len ? said.data : "(no text)", left > 10 ? left : 10, &line);
         buf_str(&line, "\n");
@@ -86,6 +89,8 @@ int cli_branches(struct cli *c, const char *id, cJSON **ids)
     }
     if (number == 0)
         term_note(&c->term, "nothing was said yet");
+    else if (!starred)
+        term_note(&c->term, "none is where you are: what came behind that was taken back");
     free(head);
     cJSON_Delete(all);
     *ids = found;

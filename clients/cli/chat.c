@@ -66,6 +66,9 @@ static bool run_turn(struct chat *chat, const char *text, const char *parent, co
 static void say(struct chat *chat, const char *text)
 {
     struct cli *c = chat->cli;
+    interrupts_clear();
+    if (!net_ws_is_open(c->net) && (chat->code = cli_wait_ready(c)) != CLI_OK)
+        return; /* it may have been started again, and load */
     if (!chat->id) {
         chat->code = cli_create(c, text, chat->instructions, &chat->id);
         if (!chat->id)
@@ -248,8 +251,7 @@ static void do_help(struct chat *chat, const char *argument)
         "/compact [TITLE]   go on behind a summary of this conversation\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
-        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed, effort,\n"
-        "                   thinking-tokens, thinking-context; and laid out: markdown on|off\n"
+        "/set [NAME VALUE]  how answers are drawn and laid out; alone: what holds now\n"
         "/edit [TEXT]       write the next message in $EDITOR\n"
         "/attach FILE       a text file that goes with your next message (-: none)\n"
         "/copy              the last answer to the terminal's clipboard\n"
@@ -631,7 +633,7 @@ static void run_command(struct chat *chat, const char *line)
         interrupts_clear();
         return;
     }
-    term_note(&chat->cli->term, "there is no /%.*s; /help lists what there is", (int)len, line);
+    term_note(&chat->cli->term, "there is no /%.*s; /help lists what there is, // begins a message", (int)len, line);
     chat->code = CLI_USAGE;
 }
 

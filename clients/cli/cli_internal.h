@@ -252,6 +252,7 @@ struct sampling {
     int thinking_tokens;       /* negative: the daemon's own */
     const char *effort;        /* static; NULL: the daemon's own, as of what the context keeps of thinking: */
     const char *context;
+    const char *truncation; /* static; NULL: the daemon's own */
     bool has_seed;
     int64_t seed;
 };

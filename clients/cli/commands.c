@@ -14,8 +14,9 @@
 
 #define READY_POLL_MS 200
 #define PAGE_ROWS     100
-#define LIST_ROWS     50
+#define LIST_ROWS     50 /* on a terminal, at most: the latest stand at the top of the screen */
 #define TITLE_CHARS   60
+#define NARROW        60 /* columns; below it a row has its title alone */
 #define SAID_LINES    12 /* of a message, when a conversation goes on */
 
 /* ---- requests ------------------------------------------------------------------------------------------------------
@@ -242,6 +243,15 @@ static void tell_end(struct cli *c, const struct turn_result *r)
     buf_free(&text);
 }
 
+/* What helps where a turn was refused, behind what the daemon says of it. */
+static const char *remedy(const struct cli *c, const struct turn_result *r)
+{
+    bool full = r->code && strcmp(r->code, "context_length_exceeded") == 0;
+    return full && (!c->sampling.truncation || strcmp(c->sampling.truncation, "auto") != 0)
+               ? " (with --truncation auto, in a chat /set truncation auto, the oldest turns are dropped)"
+               : "";
+}
+
 int cli_turn_outcome(struct cli *c, const struct turn_result *r)
 {
     switch (r->end) {
@@ -259,7 +269,7 @@ int cli_turn_outcome(struct cli *c, const struct turn_result *r)
         if (r->code && strcmp(r->code, "conversation_locked") == 0)
             term_error(&c->term, "an answer is still being written in this conversation; try again when it has ended");
         else
-            term_error(&c->term, "%s", r->error ? r->error : "the turn failed");
+            term_error(&c->term, "%s%s", r->error ? r->error : "the turn failed", remedy(c, r));
         return r->rc ? exit_code_of(r->rc) : CLI_FAILED;
     case TURN_LOST:
         term_error(&c->term, "%s", r->error ? r->error : "the connection broke");
@@ -355,7 +365,9 @@ static void print_row(struct cli *c, const cJSON *row, int number)
     } else {
         double turns = number_of(row, "turns");
         short_time(seconds, when, sizeof(when));
-        if (number > 0)
+        if (number > 0 && term_columns() < NARROW)
+            buf_printf(&line, "%3d  %-11s  ", number, when);
+        else if (number > 0)
             buf_printf(&line, "%3d  %-11s  %3.0f turn%s  %-6s  ", number, when, turns, turns == 1 ? " " : "s",
                        tier.data);
         else
@@ -373,7 +385,9 @@ static void print_row(struct cli *c, const cJSON *row, int number)
 int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
 {
     struct buf path = {0};
-    buf_printf(&path, "/v1/conversations?limit=%d", c->term.out_tty ? LIST_ROWS : PAGE_ROWS);
+    int fit = term_rows() - 3; /* with the command, a remark and the prompt */
+    fit = fit < LIST_ROWS ? fit : LIST_ROWS;
+    buf_printf(&path, "/v1/conversations?limit=%d", !c->term.out_tty || c->json ? PAGE_ROWS : fit > 5 ? fit : 5);
     if (query) {
         buf_str(&path, "&q=");
         add_escaped(&path, query);
@@ -408,7 +422,8 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
         after = more ? text_copy(json_string(last, "id", "")) : NULL;
         cJSON_Delete(list);
         if (more && c->term.out_tty && !c->json) {
-            term_note(&c->term, "and older ones: `convo list WORD` finds those with WORD in the title");
+            term_note(&c->term, "and older ones: %s finds those with WORD in the title",
+                      numbers ? "/list WORD" : "`convo list WORD`");
             more = false;
         }
     } while (code == CLI_OK && more && c->term.out_error == 0);

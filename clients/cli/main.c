@@ -24,18 +24,18 @@ static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
                                 "Chat with a language model that convod runs on your own machine.\n"
                                 "\n"
                                 "Commands:\n"
-                                "  chat              begin a conversation (what convo does when no command is given)\n"
+                                "  chat              begin a conversation; so does convo without a command\n"
                                 "  resume [ID]       go on with a conversation, the latest when no ID is given\n"
-                                "  ask TEXT...       one question, one answer; what is piped in follows the question\n"
+                                "  ask TEXT...       one question, one answer; what is piped in follows it\n"
                                 "  list [WORD]       your conversations, or those with WORD in the title\n"
                                 "  show ID           a conversation from its start\n"
                                 "  rename ID TITLE   give a conversation a title\n"
                                 "  delete ID...      delete conversations for good\n"
-                                "  evict ID          put a conversation away until you go on with it (--to ram|disk)\n"
+                                "  evict ID          put a conversation away until it goes on (--to ram|disk)\n"
                                 "  status            the daemon's state\n"
                                 "\n"
                                 "Options:\n"
-                                "  -u, --url URL          where convod listens (CONVOD_URL; " CLI_DEFAULT_URL ")\n"
+                                "  -u, --url URL          where convod is (CONVOD_URL; " CLI_DEFAULT_URL ")\n"
                                 "      --token-file FILE  the file with your token (or CONVOD_TOKEN)\n"
                                 "  -s, --system TEXT      what the model is told before the conversation\n"
                                 "  -c, --conversation ID  ask: within this conversation\n"
@@ -48,11 +48,12 @@ static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
                                 "                         how answers are drawn, and how long they may be\n"
                                 "      --effort WORD, --thinking-tokens N, --thinking-context WORD\n"
                                 "                         how much is thought, and what later turns have of it\n"
+                                "      --truncation WORD  auto: where the context is full its oldest turns go\n"
                                 "  -m, --model NAME       insist on this model\n"
                                 "      --receipt, --no-receipt\n"
                                 "                         the line about each turn (on in a chat at a terminal)\n"
                                 "      --markdown, --no-markdown\n"
-                                "                         lay answers out (on at a terminal, unless NO_COLOR is set)\n"
+                                "                         lay answers out (on at a terminal without NO_COLOR)\n"
                                 "  -h, --help             this text\n"
                                 "  -V, --version          the version\n"
                                 "\n"
@@ -89,6 +90,7 @@ static const struct option long_options[] = {
     {"effort", required_argument, NULL, OPT_SAMPLING},
     {"thinking-tokens", required_argument, NULL, OPT_SAMPLING},
     {"thinking-context", required_argument, NULL, OPT_SAMPLING},
+    {"truncation", required_argument, NULL, OPT_SAMPLING},
     {"model", required_argument, NULL, 'm'},
     {"receipt", no_argument, NULL, OPT_RECEIPT},
     {"no-receipt", no_argument, NULL, OPT_NO_RECEIPT},
@@ -373,6 +375,22 @@ static int read_options(struct cli *c, int argc, char **argv, struct options *o)
     return -1;
 }
 
+/* What was asked for and would not happen, since it belongs to another command; NULL: nothing. */
+static const char *useless_option(const struct cli *c, const struct options *o, const struct command *command)
+{
+    if (command->run != ask && (o->conversation || o->go_on))
+        return "--conversation and --continue belong to ask; `convo resume [ID]` goes on with a conversation";
+    if (command->run != ask && o->keep)
+        return "--keep belongs to ask; a chat is kept";
+    if (command->run != evict && o->to)
+        return "--to belongs to evict";
+    if (c->attached.len > 0 && command->run != ask && command->run != chat && command->run != resume)
+        return "--file goes with a message: it belongs to ask, chat and resume";
+    if (o->json && (command->run == chat || command->run == resume))
+        return "--json belongs to ask, list, show and status";
+    return NULL;
+}
+
 static int run(struct cli *c, int argc, char **argv)
 {
     struct options o;
@@ -386,13 +404,16 @@ static int run(struct cli *c, int argc, char **argv)
         if (strcmp(commands[i].name, argv[0]) == 0)
             command = &commands[i];
     if (!command)
-        return usage("there is no command", argv[0]);
+        return usage("what is said stands behind `ask` or is typed in the chat; there is no command", argv[0]);
     if (argc > 0) {
         argc--;
         argv++;
     }
     if (argc < command->least || argc > command->most)
         return usage(argc < command->least ? "an argument is missing after" : "too many arguments for", command->name);
+    const char *useless = useless_option(c, &o, command);
+    if (useless)
+        return usage(useless, NULL);
 
     bool sendable = !o.instructions || cli_sendable(c, "--system", o.instructions, strlen(o.instructions));
     for (int i = 0; i < argc && sendable; i++)

@@ -38,7 +38,8 @@ static bool parse_word(const char *text, const char *const *words, const char **
     return *words != NULL;
 }
 
-const char sampling_names[] = "temperature, top-p, max-tokens, seed, effort, thinking-tokens or thinking-context";
+const char sampling_names[] =
+    "temperature, top-p, max-tokens, seed, effort, thinking-tokens, thinking-context or truncation";
 
 void sampling_init(struct sampling *s)
 {
@@ -49,6 +50,7 @@ bool sampling_set(struct sampling *s, const char *name, const char *value, const
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max", NULL};
     static const char *const contexts[] = {"all_turns", "current_turn", NULL};
+    static const char *const truncations[] = {"auto", "disabled", NULL};
     const char *word = NULL;
     bool own = strcmp(value, "-") == 0;
     int64_t whole = 0;
@@ -98,6 +100,13 @@ bool sampling_set(struct sampling *s, const char *name, const char *value, const
         s->context = word;
         return true;
     }
+    if (strcmp(name, "truncation") == 0) {
+        *allowed = "auto or disabled";
+        if (!own && !parse_word(value, truncations, &word))
+            return false;
+        s->truncation = word;
+        return true;
+    }
     *allowed = NULL;
     return false;
 }
@@ -132,4 +141,5 @@ void sampling_text(const struct sampling *s, struct buf *out)
     snprintf(tokens, sizeof(tokens), "%d", s->thinking_tokens);
     add_word(out, "thinking-tokens", s->thinking_tokens >= 0 ? tokens : NULL);
     add_word(out, "thinking-context", s->context);
+    add_word(out, "truncation", s->truncation);
 }

@@ -226,6 +226,7 @@ static void add_reason(const char *code, struct buf *out)
         {"not_indexed", "what is stored is still being looked through"},
         {"put_aside", "it made room for others meanwhile"},
         {"instructions_changed", "the instructions changed"},
+        {"truncated", "the oldest turns were dropped"},
         {"logits", "the last word, for another answer"},
     };
     for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
@@ -427,10 +428,11 @@ void text_progress(const char *stage, double done, double total, struct buf *out
         else
             buf_str(out, "waiting");
     } else {
-        const char *what = strcmp(stage, "restore") == 0   ? "restoring"
-                           : strcmp(stage, "prefill") == 0 ? "reading"
-                           : strcmp(stage, "load") == 0    ? "loading the model"
-                                                           : stage;
+        const char *what = strcmp(stage, "restore") == 0     ? "restoring"
+                           : strcmp(stage, "prefill") == 0   ? "reading"
+                           : strcmp(stage, "load") == 0      ? "loading the model"
+                           : strcmp(stage, "truncated") == 0 ? "the oldest turns are dropped:"
+                                                             : stage;
         text_printable(what, strlen(what), out);
         if (strcmp(stage, "load") == 0) {
             if (total > 0)

@@ -47,6 +47,8 @@ static void add_sampling(cJSON *body, cJSON *own, const struct sampling *s)
         cJSON_AddStringToObject(reasoning, "effort", s->effort);
     if (s->context)
         cJSON_AddStringToObject(reasoning, "context", s->context);
+    if (s->truncation)
+        cJSON_AddStringToObject(body, "truncation", s->truncation);
     if (s->has_seed) {
         char digits[24]; /* all of them: cJSON prints 15 of a number */
         snprintf(digits, sizeof(digits), "%lld", (long long)s->seed);

@@ -29,6 +29,10 @@ _convo()
         mapfile -t COMPREPLY < <(compgen -W "all_turns current_turn" -- "$word")
         return
         ;;
+    --truncation)
+        mapfile -t COMPREPLY < <(compgen -W "auto disabled" -- "$word")
+        return
+        ;;
     -c | --conversation) command=show ;;
     -u | --url | -s | --system | -m | --model | --temperature | --top-p | --seed | --max-tokens | --thinking-tokens) return ;;
     esac

@@ -11,6 +11,7 @@ case $words[CURRENT-1] in
 --to) compadd ram disk; return ;;
 --effort) compadd none minimal low medium high xhigh max; return ;;
 --thinking-context) compadd all_turns current_turn; return ;;
+--truncation) compadd auto disabled; return ;;
 -c | --conversation) compadd -- ${(f)"$($words[1] list 2>/dev/null | cut -f 1)"}; return ;;
 -u | --url | -s | --system | -m | --model | --temperature | --top-p | --seed | --max-tokens | --thinking-tokens) return 1 ;;
 esac

@@ -39,7 +39,7 @@ _convod()
     --numerics) mapfile -t COMPREPLY < <(compgen -W 'device exact' -- "$word") ;;
     --accept-kv) mapfile -t COMPREPLY < <(compgen -W 'same any' -- "$word") ;;
     --kv-type) mapfile -t COMPREPLY < <(compgen -W 'bf16 f16' -- "$word") ;;
-    --chat-format) mapfile -t COMPREPLY < <(compgen -W 'auto chatml llama2 llama3 gemma mistral deepseek harmony phi3 phi4 phi4-mini zephyr' -- "$word") ;;
+    --chat-format) mapfile -t COMPREPLY < <(compgen -W 'auto chatml llama2 llama3 gemma mistral deepseek harmony granite phi3 phi4 phi4-mini zephyr' -- "$word") ;;
     --log-level) mapfile -t COMPREPLY < <(compgen -W 'error warning info debug' -- "$word") ;;
     *)
         local options

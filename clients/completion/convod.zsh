@@ -29,7 +29,7 @@ _arguments -s \
     '--numerics[of a GPU]:name:(device exact)' \
     '--accept-kv[stored keys and values that are restored]:which:(same any)' \
     '--kv-type[type of keys and values]:type:(bf16 f16)' \
-    '--chat-format[how messages become tokens]:name:(auto chatml llama2 llama3 gemma mistral deepseek harmony phi3 phi4 phi4-mini zephyr)' \
+    '--chat-format[how messages become tokens]:name:(auto chatml llama2 llama3 gemma mistral deepseek harmony granite phi3 phi4 phi4-mini zephyr)' \
     '--log-level[what is told]:level:(error warning info debug)' \
     ${(f)"$($words[1] --help 2>/dev/null | sed -nE 's/^  (--[a-z-]+) .*/\1/p' |
         grep -vE '^--(model|data|cache|verify|repair|config|token-file|backend|numerics|accept-kv|kv-type|chat-format|log-level)$')"}

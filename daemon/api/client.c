@@ -43,11 +43,16 @@ static void reader_free(struct reader *r)
     free(r);
 }
 
-static void log_answer(const struct client *c, const char *method, const char *what, int status, int64_t ms, bool whole)
+static void log_answer(const struct client *c, int level, const char *method, const char *what, int status, int64_t ms,
+                       bool whole)
 {
-    daemon_log(c->api->log, LOG_INFO, "%s %s %s %d, tokens %d in (%d cached) %d out, %lld ms%s",
-               c->owner[0] ? c->owner : "-", method, what, status, c->tokens_in, c->tokens_cached, c->tokens_out,
-               (long long)ms, whole ? "" : ", cut off");
+    char tokens[80] = "";
+    if (c->tokens_in || c->tokens_out) {
+        snprintf(tokens, sizeof(tokens), ", tokens %d in (%d cached) %d out", c->tokens_in, c->tokens_cached,
+                 c->tokens_out);
+    }
+    daemon_log(c->api->log, level, "%s %s %s %d%s, %lld ms%s", c->owner[0] ? c->owner : "-", method, what, status,
+               tokens, (long long)ms, whole ? "" : ", cut off");
 }
 
 void client_free(struct client *c)
@@ -56,7 +61,7 @@ void client_free(struct client *c)
     while (c->readers) {
         if (c->readers->kind == READ_WS) { /* a lane's turn, whose answer this client does not get */
             count_tokens(c, c->readers->sub.run);
-            log_answer(c, "WS", "response.create", 0, now_ms() - c->readers->sub.run->created_ms, false);
+            log_answer(c, LOG_INFO, "WS", "response.create", 0, now_ms() - c->readers->sub.run->created_ms, false);
         }
         reader_free(c->readers);
     }
@@ -287,7 +292,7 @@ static bool deliver(struct reader *r)
         r->stream_id = NULL;
         reader_free(r);
         if (lane) {
-            log_answer(c, "WS", "response.create", status, ms, true);
+            log_answer(c, LOG_INFO, "WS", "response.create", status, ms, true);
             ws_lane_ended(c, stream_id);
         }
         free(stream_id);
@@ -322,7 +327,10 @@ void client_answered(const struct client *c, int status, int64_t ms, bool whole)
         [METHOD_GET] = "GET",         [METHOD_POST] = "POST", [METHOD_DELETE] = "DELETE",
         [METHOD_OPTIONS] = "OPTIONS", [METHOD_HEAD] = "HEAD", [METHOD_OTHER] = "-"};
     const struct route *route = c->request.route;
-    log_answer(c, methods[c->request.method], route ? route->pattern : "-", status, ms, whole);
+    /* Those who look every few seconds would fill the log. */
+    bool probe = route && (route->open || (route->handler == service_metrics && status == 200));
+    log_answer(c, probe ? LOG_DEBUG : LOG_INFO, methods[c->request.method], route ? route->pattern : "-", status, ms,
+               whole);
 }
 
 /* A large body on its way to being parsed. */

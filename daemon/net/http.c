@@ -506,7 +506,8 @@ static int read_request(struct conn *c, const struct head *h, struct api_error *
     }
     if (rc == 404) {
         const char *absent = api_absent(h->path);
-        api_error_set(e, 404, "not_found", NULL, "%s%s", absent ? absent : "There is nothing at this path.",
+        api_error_set(e, 404, "not_found", NULL, "%s%s",
+                      absent ? absent : "There is nothing at this path; the API is below /v1.",
                       absent ? " not supported." : "");
         return -1;
     }

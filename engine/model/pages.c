@@ -452,6 +452,23 @@ bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n)
     return true;
 }
 
+bool engine_kv_might_fit(const struct engine *e, struct engine_seq *const *kept, int n_kept, int n)
+{
+    bool copy_last;
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        const struct kv_pool *pool = &e->pools[g];
+        double held = 0.0; /* a shared page counts for each of its users in part, and never more than once */
+        for (int i = 0; i < n_kept; i++)
+            for (int k = 0; k < kept[i]->table[g].count; k++) {
+                int32_t page = kept[i]->table[g].pages[k];
+                held += page < 0 ? 0.0 : pool->uses[page] == 1 ? 1.0 : 1.0 / pool->uses[page];
+            }
+        if (pages_needed(e, NULL, g, n, 0, &copy_last) > pool->n_pages - held + 1e-6)
+            return false;
+    }
+    return true;
+}
+
 /* ---- keys and values in and out ---- */
 
 /* Memory that the backend can move to and from, that nothing uses any more. It is kept, since pinning takes longer than

@@ -398,14 +398,14 @@ LANES_INLINE pfloats pfloats_bf16(const uint8_t *p, int part)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-LANES_INLINE pfloats pfloats_unsigned(__m128i bytes, int part)
+LANES_INLINE pfloats pfloats_unsigned(const uint8_t *p, int part)
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(part ? _mm_srli_si128(bytes, 8) : bytes));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + part * 8))));
 }
 
-LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
+LANES_INLINE pfloats pfloats_signed(const uint8_t *p, int part)
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part ? _mm_srli_si128(bytes, 8) : bytes));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + part * 8))));
 }
 
 /* The int32 at p, shifted left, in every row. */
@@ -418,11 +418,13 @@ LANES_INLINE pbytes pbytes_ints(const uint8_t *p, int shift)
 
 /* pbytes_multiply() adds the products of a chunk of weights, which have `bits` bits, to those of the chunks before it,
  * if there are more; pbytes_add_up() what LANES_TOGETHER chunks gave to a sum of int32, if there is one. Where
- * LANES_WIDE, products are added in 32 bits, and to the sum at once. */
+ * LANES_WIDE, products are added in 32 bits, and to the sum at once. Where LANES_PAIRS, the type's offset comes before
+ * the products, in 16 bits too. */
 #ifdef __AVXVNNI__
 
 #define LANES_WIDE           1
 #define LANES_TOGETHER(bits) 8
+#define LANES_PAIRS(bits)    0
 
 LANES_INLINE pbytes pbytes_multiply(int bits, pbytes w, pbytes q, bool more, pbytes products)
 {
@@ -439,11 +441,13 @@ LANES_INLINE pbytes pbytes_add_up(pbytes products, bool more, pbytes sum)
 #else
 
 /* VPMADDUBSW adds two products in 16 bits. Its results are added in 16 bits as long as they cannot leave them, with
- * activations up to 127: 8 of them for 4-bit weights (8 * 2 * 15 * 127 = 30480), 4 for 5-bit (31496), 2 for 6-bit
- * (32004), 1 for 8-bit weights (2 * 128 * 127 = 32512), which are signed, and whose sign is moved to the activations.
- */
+ * activations up to 127: 8 of them for 4-bit weights (8 * 2 * 15 * 127 = 30480), 4 for 5-bit (31496), 1 for 8-bit
+ * weights (2 * 128 * 127 = 32512), which are signed, and whose sign is moved to the activations. 4 for 6-bit weights
+ * together with their offset: of (w - 32) * q they are at most 4 * 2 * 32 * 127 = 32512, and what leaves 16 bits on the
+ * way comes back. */
 #define LANES_WIDE           0
-#define LANES_TOGETHER(bits) ((bits) == 4 ? 8 : (bits) == 5 ? 4 : (bits) == 6 ? 2 : 1)
+#define LANES_TOGETHER(bits) ((bits) == 4 ? 8 : (bits) == 8 ? 1 : 4)
+#define LANES_PAIRS(bits)    ((bits) == 6)
 
 /* Keeps the compiler from making a tree of a chain of additions: its leaves would not find registers. */
 LANES_INLINE pbytes lanes_in_order(pbytes sum)
@@ -482,15 +486,9 @@ LANES_INLINE int32_t block_largest(const float *x)
     return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
 }
 
-LANES_INLINE int32_t lanes_sum(__m256i v)
-{
-    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
-}
-
-/* q = round(x * inverse), nearest even; sums of its two halves. */
-LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[2])
+/* q = round(x * inverse), nearest even; sums of its two halves, and where LANES_PAIRS, what these have in place of
+ * neg_low and neg_high. */
+LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[4])
 {
     __m256i v[4];
     KERNELS_UNROLL
@@ -500,8 +498,15 @@ LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)(void *)q, bytes);
-    sums[0] = lanes_sum(_mm256_add_epi32(v[0], v[1]));
-    sums[1] = lanes_sum(_mm256_add_epi32(v[2], v[3]));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
+    pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));
+    __m256i both = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    __m256i offsets = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(pairs, 5));
+    sums[0] = _mm256_cvtsi256_si32(both);
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(both, 1));
+    sums[2] = _mm256_cvtsi256_si32(offsets);
+    sums[3] = _mm_cvtsi128_si32(_mm256_extracti128_si256(offsets, 1));
 }
 
 #endif

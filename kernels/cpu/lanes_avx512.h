@@ -341,16 +341,16 @@ LANES_INLINE pfloats pfloats_bf16(const uint8_t *p, int part)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-LANES_INLINE pfloats pfloats_unsigned(__m128i bytes, int part)
+LANES_INLINE pfloats pfloats_unsigned(const uint8_t *p, int part)
 {
     (void)part;
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
 }
 
-LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
+LANES_INLINE pfloats pfloats_signed(const uint8_t *p, int part)
 {
     (void)part;
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
 }
 
 /* The int32 at p, shifted left, in every row. */
@@ -364,6 +364,7 @@ LANES_INLINE pbytes pbytes_ints(const uint8_t *p, int shift)
 /* Products are added in 32 bits: lanes_avx2.h tells what these are. */
 #define LANES_WIDE           1
 #define LANES_TOGETHER(bits) 8
+#define LANES_PAIRS(bits)    0
 
 LANES_INLINE pbytes pbytes_multiply(int bits, pbytes w, pbytes q, bool more, pbytes products)
 {
@@ -389,7 +390,7 @@ LANES_INLINE int32_t block_largest(const float *x)
 }
 
 /* q = round(x * inverse), nearest even; sums of its two halves. */
-LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[2])
+LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[4])
 {
     __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
     __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_set1_ps(inverse)));

@@ -27,8 +27,10 @@
  *
  * Quantized activations. Rows are cut into tiles of 8 tokens; the rest is a tile. A tile of T tokens is, for each block
  * of 32 values, T times: int8 q[32], float d, float dsum, int32 neg, int32 neg_low, int32 neg_high; where dsum = d *
- * (sum of q), neg = -(sum of q), neg_low and neg_high the same over values 0..15 and 16..31. So the tile that begins at
- * token i begins at i * blocks * KERNELS_TOKEN_BLOCK_BYTES.
+ * (sum of q), neg = -(sum of q), neg_low and neg_high the same over values 0..15 and 16..31. A set that adds products
+ * of 6-bit weights in 16 bits has two int16 instead of each of the latter: -32 times the sums over values 0, 1, 4, 5
+ * ... and 2, 3, 6, 7 ... of the half. So the tile that begins at token i begins at i * blocks *
+ * KERNELS_TOKEN_BLOCK_BYTES.
  *
  * Unpacked weights. A block of 32 values of 16 rows: bytes [8 chunks][16 rows][4 values], float scale[16],
  * float second[16]; where second is what is added per unit of the activations' sum (types with a minimum), or the scale

@@ -18,6 +18,7 @@
 #define PART_ROWS      (16 / LANES_PARTS)
 #define PRODUCTS       (LANES_TILE_TOKENS * LANES_PARTS) /* sums that stay in registers: [tokens][parts] */
 #define MOST_PARTS     2                                 /* that meet tokens at once: of a line, or of two groups */
+#define HELD_CHUNKS    (8 / LANES_PARTS)                 /* of all parts, that registers hold unpacked */
 
 enum use { USE_STORE, USE_ONE, USE_FEW };
 
@@ -60,12 +61,12 @@ LANES_INLINE int offset_shift(enum kernels_type type)
     return has_minimum(type) ? -1 : type != KERNELS_Q8_0 ? weight_bits(type) - 1 : LANES_OFFSET_Q8 ? 7 : -1;
 }
 
-/* Whether a part's weights are kept in registers while a few tokens meet it one by one. Else each chunk is unpacked
- * when its turn has come, so that there are registers for the sums of several tokens: again for the next of these,
- * which pays where it is soon done. */
-LANES_INLINE bool keeps(enum kernels_type type)
+/* Whether half of a block's weights is kept in registers while a few tokens meet it one by one. Else each chunk is
+ * unpacked when its turn has come, so that there are registers for the sums of several tokens: again for the next of
+ * these, which pays where it is soon done, or they are not many. */
+LANES_INLINE bool by_halves(enum kernels_type type, int tokens)
 {
-    return !LANES_WIDE && weight_bits(type) % 4 != 0;
+    return !LANES_WIDE && (weight_bits(type) % 4 != 0 || (weight_bits(type) == 4 && tokens > LANES_TILE_TOKENS));
 }
 
 /* Tokens that meet unpacked weights at once. Q6_K has more sums under way. */
@@ -122,7 +123,7 @@ LANES_INLINE pbytes nibbles_of(pbytes v, bool high)
 LANES_INLINE pbytes chunk(enum kernels_type type, const struct weights *w, int part, int c)
 {
     if (w->form == HELD)
-        return w->held[c];
+        return w->held[part * HELD_CHUNKS + c % HELD_CHUNKS];
     if (w->form == UNPACKED)
         return pbytes_load(w->low + part * w->apart + c * 64);
     switch (type) {
@@ -165,62 +166,111 @@ struct meeting {
     const struct weights *w;
 };
 
-/* sum = (int32 fact of the token << shift) + sum over chunks [first, end) of w * q; offset 0: no fact. */
-LANES_INLINE void dots(enum kernels_type type, struct meeting m, int first, int end, int offset, int shift, pbytes *sum)
+/* p = the products of chunks [first, end), added to what p holds if that was begun. */
+LANES_INLINE void products(enum kernels_type type, struct meeting m, int first, int end, bool begun, pbytes *p)
 {
-    const int bits = weight_bits(type), most = LANES_TOGETHER(bits), together = most < end - first ? most : end - first;
+    KERNELS_UNROLL
+    for (int c = first; c < end; c++) {
+        pbytes w[MOST_PARTS];
+        KERNELS_UNROLL
+        for (int part = 0; part < m.parts; part++)
+            w[part] = chunk(type, m.w, m.part + part, c);
+        KERNELS_UNROLL
+        for (int i = 0; i < m.n * m.parts; i++) {
+            pbytes values = pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + c * 4, 0);
+            p[i] = pbytes_multiply(weight_bits(type), w[i % m.parts], values, begun || c > first, p[i]);
+        }
+    }
+}
+
+/* sum = sum, if it was begun, + the token's fact at `offset`, times the type's offset, if that is not 0, + sum over
+ * chunks [first, end) of w * q. */
+LANES_INLINE void dots(enum kernels_type type, struct meeting m, int first, int end, int offset, bool begun,
+                       pbytes *sum)
+{
+    const bool in_pairs = LANES_PAIRS(weight_bits(type)), pairs = offset && in_pairs;
+    const int most = LANES_TOGETHER(weight_bits(type)), together = most < end - first ? most : end - first;
     KERNELS_UNROLL
     for (int i = 0; i < m.n * m.parts; i++)
         if (offset)
-            sum[i] = pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + offset, shift);
+            sum[i] =
+                pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + offset, in_pairs ? 0 : offset_shift(type));
     KERNELS_UNROLL
     for (int c = first; c < end; c += together) {
-        pbytes products[PRODUCTS];
-        KERNELS_UNROLL
-        for (int at = c; at < c + together; at++) {
-            pbytes w[MOST_PARTS];
-            KERNELS_UNROLL
-            for (int part = 0; part < m.parts; part++)
-                w[part] = chunk(type, m.w, m.part + part, at);
-            KERNELS_UNROLL
-            for (int i = 0; i < m.n * m.parts; i++) {
-                pbytes values = pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + at * 4, 0);
-                bool begun = at > c || (LANES_WIDE && (offset || c > first));
-                products[i] = pbytes_multiply(bits, w[i % m.parts], values, begun, at > c ? products[i] : sum[i]);
-            }
-        }
+        const bool more = (offset && !pairs) || begun || c > first;
+        pbytes p[PRODUCTS];
+        const bool begins = pairs || (LANES_WIDE && more);
         KERNELS_UNROLL
         for (int i = 0; i < m.n * m.parts; i++)
-            sum[i] = pbytes_add_up(products[i], offset || c > first, sum[i]);
+            if (begins)
+                p[i] = sum[i];
+        products(type, m, c, c + together, begins, p);
+        KERNELS_UNROLL
+        for (int i = 0; i < m.n * m.parts; i++)
+            sum[i] = pbytes_add_up(p[i], more, sum[i]);
+    }
+}
+
+/* Where a token's fact lies that a type's offset is multiplied with; 0: it has none. */
+LANES_INLINE int offset_fact(enum kernels_type type)
+{
+    return offset_shift(type) < 0 ? 0 : KERNELS_TOKEN_NEG;
+}
+
+/* sum = the products in it, added up, and the token's fact times the type's offset. */
+LANES_INLINE void add_products(enum kernels_type type, struct meeting m, pbytes *sum)
+{
+    const int offset = offset_fact(type);
+    KERNELS_UNROLL
+    for (int i = 0; i < m.n * m.parts; i++)
+        sum[i] = pbytes_add_up(sum[i], offset,
+                               pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + offset, offset_shift(type)));
+}
+
+/* A block's sum of products and what belongs to it, added to acc. */
+LANES_INLINE void add_block(enum kernels_type type, struct meeting m, const pbytes *sum, pfloats *acc)
+{
+    const pfloats *s = m.w->s + m.part, *second = m.w->second + m.part;
+    KERNELS_UNROLL
+    for (int i = 0; i < m.n * m.parts; i++) {
+        int t = i / m.parts, part = i % m.parts;
+        acc[i] = pfloats_fma(pfloats_mul(s[part], fact(m.q, t, KERNELS_TOKEN_D)), pfloats_from_int(sum[i]), acc[i]);
+        if (has_minimum(type))
+            acc[i] = pfloats_fma(second[part], fact(m.q, t, KERNELS_TOKEN_DSUM), acc[i]);
+    }
+}
+
+/* Q6_K: the first half, and the second with it. */
+LANES_INLINE void first_half(struct meeting m, pfloats *low)
+{
+    pbytes sum[PRODUCTS];
+    dots(KERNELS_Q6_K, m, 0, 4, KERNELS_TOKEN_NEG_LOW, false, sum);
+    KERNELS_UNROLL
+    for (int i = 0; i < m.n * m.parts; i++)
+        low[i] = pfloats_mul(m.w->s[m.part + i % m.parts], pfloats_from_int(sum[i]));
+}
+
+LANES_INLINE void second_half(struct meeting m, const pfloats *low, pfloats *acc)
+{
+    pbytes sum[PRODUCTS];
+    dots(KERNELS_Q6_K, m, 4, 8, KERNELS_TOKEN_NEG_HIGH, false, sum);
+    KERNELS_UNROLL
+    for (int i = 0; i < m.n * m.parts; i++) {
+        pfloats both = pfloats_fma(m.w->second[m.part + i % m.parts], pfloats_from_int(sum[i]), low[i]);
+        acc[i] = pfloats_fma(fact(m.q, i / m.parts, KERNELS_TOKEN_D), both, acc[i]);
     }
 }
 
 LANES_INLINE void multiply(enum kernels_type type, struct meeting m, pfloats *acc)
 {
-    const int shift = offset_shift(type), sums = m.n * m.parts;
-    const pfloats *s = m.w->s + m.part, *second = m.w->second + m.part;
-    pbytes sum[PRODUCTS];
     if (type == KERNELS_Q6_K) {
         pfloats low[PRODUCTS];
-        dots(type, m, 0, 4, KERNELS_TOKEN_NEG_LOW, shift, sum);
-        KERNELS_UNROLL
-        for (int i = 0; i < sums; i++)
-            low[i] = pfloats_mul(s[i % m.parts], pfloats_from_int(sum[i]));
-        dots(type, m, 4, 8, KERNELS_TOKEN_NEG_HIGH, shift, sum);
-        KERNELS_UNROLL
-        for (int i = 0; i < sums; i++) {
-            pfloats both = pfloats_fma(second[i % m.parts], pfloats_from_int(sum[i]), low[i]);
-            acc[i] = pfloats_fma(fact(m.q, i / m.parts, KERNELS_TOKEN_D), both, acc[i]);
-        }
-        return;
-    }
-    dots(type, m, 0, 8, shift < 0 ? 0 : KERNELS_TOKEN_NEG, shift, sum);
-    KERNELS_UNROLL
-    for (int i = 0; i < sums; i++) {
-        int t = i / m.parts, part = i % m.parts;
-        acc[i] = pfloats_fma(pfloats_mul(s[part], fact(m.q, t, KERNELS_TOKEN_D)), pfloats_from_int(sum[i]), acc[i]);
-        if (has_minimum(type))
-            acc[i] = pfloats_fma(second[part], fact(m.q, t, KERNELS_TOKEN_DSUM), acc[i]);
+        first_half(m, low);
+        second_half(m, low, acc);
+    } else {
+        pbytes sum[PRODUCTS];
+        dots(type, m, 0, 8, offset_fact(type), false, sum);
+        add_block(type, m, sum, acc);
     }
 }
 
@@ -269,39 +319,81 @@ LANES_INLINE struct weights unpacked_weights(const uint8_t *p, int parts, int ap
     return w;
 }
 
-/* Part `part` alone, unpacked. */
-LANES_INLINE struct weights held(enum kernels_type type, const struct weights *w, int part)
+/* HELD_CHUNKS chunks of all parts, from chunk `first` on, unpacked. */
+LANES_INLINE struct weights held(enum kernels_type type, const struct weights *w, int first)
 {
     struct weights h = *w;
     h.form = HELD;
     KERNELS_UNROLL
-    for (int c = 0; c < 8; c++)
-        h.held[c] = chunk(type, w, part, c);
+    for (int part = 0; part < LANES_PARTS; part++)
+        KERNELS_UNROLL
+    for (int c = 0; c < HELD_CHUNKS; c++)
+        h.held[part * HELD_CHUNKS + c] = chunk(type, w, part, first + c);
     return h;
 }
 
-/* A part after the other, each with a token after the other. The lines are asked for evenly meanwhile: a burst of
- * requests would take the buffers that the block's own loads wait for. */
-LANES_INLINE void use_parts(enum kernels_type type, struct sink *k, const struct weights *w)
+/* What a token's first half of a block leaves for the second one: products or their sum, or, of Q6_K, floats. */
+union half {
+    pbytes sum[LANES_PARTS];
+    pfloats low[LANES_PARTS];
+};
+
+LANES_INLINE void use_half(enum kernels_type type, struct meeting m, bool second, union half *half, float *sums)
 {
+    const bool added = LANES_TOGETHER(4) < 8 || weight_bits(type) != 4; /* up to 32 bits, or products still */
+    pfloats acc[LANES_PARTS];
+    if (!second) {
+        if (type == KERNELS_Q6_K)
+            first_half(m, half->low);
+        else if (added)
+            dots(type, m, 0, 4, offset_fact(type), false, half->sum);
+        else
+            products(type, m, 0, 4, false, half->sum);
+        return;
+    }
     KERNELS_UNROLL
-    for (int part = 0; part < LANES_PARTS; part++) {
-        const struct weights h = held(type, w, part);
-        int line = k->lines * part / LANES_PARTS, lines = k->lines * (part + 1) / LANES_PARTS;
-        for (int t = 0; t < k->tokens; t++) {
-            if (line < lines)
-                ask(k->ahead + line++ * 64, 1);
-            use_few(type, k, &h, t, 1, part, 1);
+    for (int part = 0; part < LANES_PARTS; part++)
+        acc[part] = pfloats_load(sums + part * PART_ROWS);
+    if (type == KERNELS_Q6_K) {
+        second_half(m, half->low, acc);
+    } else {
+        pbytes sum[LANES_PARTS];
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++)
+            sum[part] = half->sum[part];
+        if (added) {
+            dots(type, m, 4, 8, 0, true, sum);
+        } else {
+            products(type, m, 4, 8, true, sum);
+            add_products(type, m, sum);
         }
-        for (; line < lines; line++)
-            ask(k->ahead + line * 64, 1);
+        add_block(type, m, sum, acc);
+    }
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++)
+        pfloats_store(sums + part * PART_ROWS, acc[part]);
+}
+
+/* A half of the block after the other, each with a token after the other. */
+LANES_INLINE void use_halves(enum kernels_type type, struct sink *k, const struct weights *w)
+{
+    union half half[KERNELS_TILE];
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; i++) {
+        int line = k->lines * i / 2;
+        __asm__ volatile("" ::: "memory"); /* what is loaded before its turn would find no register */
+        const struct weights h = held(type, w, i * 4);
+        ask(k->ahead + line * 64, k->lines * (i + 1) / 2 - line);
+        for (int t = 0; t < k->tokens; t++)
+            use_half(type, (struct meeting){1, 0, LANES_PARTS, k->tile + t * KERNELS_TOKEN_BLOCK_BYTES, &h}, i > 0,
+                     &half[t], k->sums + t * KERNELS_ROW_GROUP);
     }
 }
 
 LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, const struct weights *packed)
 {
-    if (how == USE_FEW && LANES_PARTS > 1 && keeps(type)) {
-        use_parts(type, k, packed);
+    if (how == USE_FEW && by_halves(type, k->tokens)) {
+        use_halves(type, k, packed);
         k->tile += k->tokens * KERNELS_TOKEN_BLOCK_BYTES;
         return;
     }
@@ -368,41 +460,37 @@ LANES_INLINE void visit_small(enum kernels_type type, enum use how, struct sink 
     use(type, how, k, &w);
 }
 
-LANES_INLINE __m128i bytes_of(const uint8_t *p)
-{
-    return _mm_loadu_si128((const __m128i *)(const void *)p);
-}
+/* Scales and minima of the K types: of six bits, for each of 16 rows. */
+struct fields {
+    _Alignas(64) uint8_t scales[8][16];
+    _Alignas(64) uint8_t minima[8][16];
+};
 
-LANES_INLINE __m128i bytes_and(__m128i v, int mask)
+/* p: lines of scales, minima, and the low halves of both of sub-blocks 4 to 7, whose high ones lie in the first two. */
+LANES_INLINE void unpack_fields(const uint8_t *p, struct fields *f)
 {
-    return _mm_and_si128(v, _mm_set1_epi8((char)mask));
-}
-
-/* Scales (at p, with nibbles' `shift` 0) or minima (at p + 64, with 4) of the K types: six bits for each of 16 rows,
- * of sub-block j. */
-LANES_INLINE __m128i six_bits(const uint8_t *p, const uint8_t *low, int shift, int j)
-{
-    __m128i a = bytes_of(p + j % 4 * 16);
-    if (j < 4)
-        return bytes_and(a, 63);
-    __m128i nibble = bytes_and(_mm_srli_epi16(bytes_of(low + j % 4 * 16), shift), 15);
-    return _mm_or_si128(nibble, bytes_and(_mm_srli_epi16(a, 2), 0x30));
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++) {
+        pbytes scales = line(p, part), minima = line(p + 64, part), low = line(p + 128, part);
+        uint8_t *s = f->scales[0] + part * PART_BYTES, *m = f->minima[0] + part * PART_BYTES;
+        pbytes_store(s, pbytes_and(scales, 63));
+        pbytes_store(m, pbytes_and(minima, 63));
+        pbytes_store(s + 64, pbytes_add_bits(nibbles_of(low, false), pbytes_move(scales, 6, 4), 0x30));
+        pbytes_store(m + 64, pbytes_add_bits(nibbles_of(low, true), pbytes_move(minima, 6, 4), 0x30));
+    }
 }
 
 LANES_INLINE void visit_k(enum kernels_type type, enum use how, struct sink *k, struct kernels_packed_block at)
 {
-    const uint8_t *p = at.rest, *scales = p + 64, *minima = p + 128, *low = p + 192;
-    pfloats s[8][LANES_PARTS], m[8][LANES_PARTS];
+    const uint8_t *p = at.rest, *high = p + 256, *nibbles = type == KERNELS_Q5_K ? high + 512 : high;
+    pfloats d[LANES_PARTS], negative[LANES_PARTS]; /* of scales and minima */
+    struct fields fields;
+    unpack_fields(p + 64, &fields);
     KERNELS_UNROLL
-    for (int j = 0; j < 8; j++) {
-        __m128i scale = six_bits(scales, low, 0, j), min = six_bits(minima, low, 4, j);
-        KERNELS_UNROLL
-        for (int part = 0; part < LANES_PARTS; part++) {
-            s[j][part] = pfloats_mul(pfloats_halves(p, part), pfloats_unsigned(scale, part));
-            m[j][part] = pfloats_mul(pfloats_negate(pfloats_halves(p + 32, part)), pfloats_unsigned(min, part));
-        }
+    for (int part = 0; part < LANES_PARTS; part++) {
+        d[part] = pfloats_halves(p, part);
+        negative[part] = pfloats_negate(pfloats_halves(p + 32, part));
     }
-    const uint8_t *high = p + 256, *nibbles = type == KERNELS_Q5_K ? high + 512 : high;
     const int lines = (int)step_bytes(type) / 256; /* of two blocks of 32 */
     for (int i = 0; i < 4; i++) {
         KERNELS_UNROLL
@@ -411,8 +499,8 @@ LANES_INLINE void visit_k(enum kernels_type type, enum use how, struct sink *k, 
             look_ahead(k, at.rest + i * (lines * 64), j, 2, lines);
             KERNELS_UNROLL
             for (int part = 0; part < LANES_PARTS; part++) {
-                w.s[part] = s[2 * i + j][part];
-                w.second[part] = m[2 * i + j][part];
+                w.s[part] = pfloats_mul(d[part], pfloats_unsigned(fields.scales[2 * i + j], part));
+                w.second[part] = pfloats_mul(negative[part], pfloats_unsigned(fields.minima[2 * i + j], part));
             }
             use(type, how, k, &w);
         }
@@ -432,8 +520,8 @@ LANES_INLINE void visit_six(enum use how, struct sink *k, struct kernels_packed_
             KERNELS_UNROLL
             for (int part = 0; part < LANES_PARTS; part++) {
                 pfloats d = pfloats_halves(at.header, part);
-                w.s[part] = pfloats_mul(d, pfloats_signed(bytes_of(scales), part));
-                w.second[part] = pfloats_mul(d, pfloats_signed(bytes_of(scales + 16), part));
+                w.s[part] = pfloats_mul(d, pfloats_signed(scales, part));
+                w.second[part] = pfloats_mul(d, pfloats_signed(scales + 16, part));
             }
             use(KERNELS_Q6_K, how, k, &w);
             scales += 32;
@@ -620,73 +708,7 @@ static void pair(enum kernels_type type, const uint8_t *unpacked, int count, con
 }
 #endif
 
-/* ---- weights that are not quantized ------------------------------------------------------------------------------ */
-
-LANES_INLINE pfloats float_weights(enum kernels_type type, const uint8_t *group, size_t k, int part)
-{
-    if (type == KERNELS_F32)
-        return pfloats_load((const float *)(const void *)(group + k * 64 + (size_t)part * PART_BYTES));
-    return type == KERNELS_F16 ? pfloats_halves(group + k * 32, part) : pfloats_bf16(group + k * 32, part);
-}
-
-LANES_INLINE void float_tokens(enum kernels_type type, int tokens, const uint8_t *group, const float *x, size_t cols,
-                               float *acc)
-{
-    for (size_t first = 0; first < cols; first += KERNELS_FLOAT_PIECE) {
-        size_t end = cols - first < KERNELS_FLOAT_PIECE ? cols : first + KERNELS_FLOAT_PIECE;
-        pfloats sum[LANES_PARTS][LANES_TILE_TOKENS];
-        KERNELS_UNROLL
-        for (int part = 0; part < LANES_PARTS; part++)
-            KERNELS_UNROLL
-        for (int t = 0; t < tokens; t++)
-            sum[part][t] = pfloats_zero();
-        for (size_t k = first; k < end; k++) {
-            pfloats w[LANES_PARTS];
-            KERNELS_UNROLL
-            for (int part = 0; part < LANES_PARTS; part++)
-                w[part] = float_weights(type, group, k, part);
-            _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
-            KERNELS_UNROLL
-            for (int t = 0; t < tokens; t++) {
-                pfloats value = pfloats_set1(x[(size_t)t * cols + k]);
-                KERNELS_UNROLL
-                for (int part = 0; part < LANES_PARTS; part++)
-                    sum[part][t] = pfloats_fma(w[part], value, sum[part][t]);
-            }
-        }
-        KERNELS_UNROLL
-        for (int t = 0; t < tokens; t++)
-            KERNELS_UNROLL
-        for (int part = 0; part < LANES_PARTS; part++)
-            add_sum(acc + t * KERNELS_ROW_GROUP + part * PART_ROWS, sum[part][t]);
-    }
-}
-
-LANES_INLINE void floats_of_type(enum kernels_type type, const uint8_t *group, const float *x, size_t cols, int tokens,
-                                 float *acc)
-{
-    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
-    for (int n; tokens > 0; tokens -= n, x += (size_t)n * cols, acc += n * KERNELS_ROW_GROUP) {
-        if (tokens >= LANES_TILE_TOKENS)
-            float_tokens(type, n = LANES_TILE_TOKENS, group, x, cols, acc);
-        else if (tokens >= 4)
-            float_tokens(type, n = 4, group, x, cols, acc);
-        else if (tokens >= 2)
-            float_tokens(type, n = 2, group, x, cols, acc);
-        else
-            float_tokens(type, n = 1, group, x, cols, acc);
-    }
-}
-
-static void floats(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens, float *acc)
-{
-    if (type == KERNELS_F32)
-        floats_of_type(KERNELS_F32, group, x, (size_t)cols, tokens, acc);
-    else if (type == KERNELS_F16)
-        floats_of_type(KERNELS_F16, group, x, (size_t)cols, tokens, acc);
-    else
-        floats_of_type(KERNELS_BF16, group, x, (size_t)cols, tokens, acc);
-}
+#include "kernels/cpu/linear_floats.h"
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
@@ -694,7 +716,7 @@ static void quantize(const float *x, int cols, int tokens, int token, uint8_t *t
 {
     for (int b = 0; b < cols / KERNELS_BLOCK; b++, x += KERNELS_BLOCK) {
         uint8_t *q = tile + ((size_t)b * (size_t)tokens + (size_t)token) * KERNELS_TOKEN_BLOCK_BYTES;
-        int32_t bits = block_largest(x), sums[2] = {0, 0};
+        int32_t bits = block_largest(x), sums[4] = {0};
         float largest = kernels_bits_float((uint32_t)bits), d = 0, inverse = 0;
         if (bits >= 0x7f800000) {
             d = NAN;
@@ -707,6 +729,8 @@ static void quantize(const float *x, int cols, int tokens, int token, uint8_t *t
             block_round(x, inverse, q, sums);
         }
         kernels_token_facts(q, d, sums[0], sums[1]);
+        if (LANES_PAIRS(6))
+            memcpy(q + KERNELS_TOKEN_NEG_LOW, sums + 2, 8);
     }
 }
 

@@ -110,9 +110,25 @@ class Pipes(Case):
         self.assertEqual(self.convo("show", "conv_none").returncode, 1)
         self.assertEqual(run("--url", "127.0.0.1", "list").returncode, 2)
 
+    def test_an_option_of_another_command_is_refused(self):
+        """It would do nothing, and a conversation that was to go on would be another one."""
+        for arguments, said in ((["--continue"], "convo resume"), (["-c", "conv_1"], "convo resume"), (["list", "--continue"], "convo resume"),
+                                (["chat", "--keep"], "a chat is kept"), (["list", "--to", "ram"], "evict"), (["--json"], "ask, list"),
+                                (["list", "-f", __file__], "--file goes with a message")):
+            r = self.convo(*arguments)
+            self.assertEqual((r.returncode, r.stdout), (2, ""), arguments)
+            self.assertIn(said, r.stderr)
+        self.assertIn("behind `ask`", self.convo("What is this?").stderr)
+        self.assertEqual(self.double.events, [])
+
     def test_failures_say_why(self):
         self.assertEqual(self.convo("ask", "fail").stderr, "convo: the model fell over\n")
         self.assertEqual(self.convo("ask", "refuse").stderr, "convo: that cannot be\n")
+
+    def test_a_full_context_is_told_with_what_helps(self):
+        self.assertRegex(self.convo("ask", "full").stderr, r"^convo: that cannot be \(with --truncation auto, ")
+        self.assertEqual(self.convo("ask", "--truncation", "auto", "full").stderr, "convo: that cannot be\n")
+        self.assertEqual([b.get("truncation") for b in self.sent()], [None, "auto"])
 
     def test_no_daemon(self):
         gone = Double()
@@ -354,7 +370,11 @@ class Pipes(Case):
         self.assertEqual((p.returncode, p.stderr), (1, b""))
 
     def test_help_and_version(self):
+        """A terminal of 80 columns breaks none of their lines."""
         self.assertIn("Exit status:", run("--help").stdout)
+        for text in (run("--help").stdout, self.convo("chat", stdin="/help\n").stderr.rpartition("\nA line")[0]):
+            self.assertIn("/", text)
+            self.assertEqual([line for line in text.splitlines() if len(line) > 79], [])
         self.assertRegex(run("--version").stdout, r"^convo \d+\.\d+\.\d+\n$")
 
     def test_no_escape_sequences(self):
@@ -625,6 +645,21 @@ class OnATerminal(Case):
         t.expect("tiers.hot")
         t.prompt()
 
+    def test_a_list_fits_the_screen(self):
+        for i in range(60):
+            self.double.create({"title": f"number {i}"})
+        t = self.terminal()
+        t.prompt()
+        t.type("/list\r")
+        t.expect("and older ones")
+        t.prompt()
+        self.assertIn("number 59", "\n".join(t.seen()[-24:]))
+        t = self.terminal(size=(34, 24))
+        t.prompt()
+        t.type("/list\r")
+        t.expect("number 41")
+        self.assertTrue([line for line in t.seen() if re.fullmatch("  1 .*number 59", line)], t.seen())
+
     def test_a_failed_turn_leaves_the_chat_open(self):
         t = self.terminal()
         t.prompt()
@@ -646,6 +681,18 @@ class OnATerminal(Case):
         t.type("say again\r")
         t.expect("to first token")
         self.assertEqual(self.double.events.count("socket"), 2)
+
+    def test_the_daemon_may_be_started_again_between_turns(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("drop\r")
+        t.expect("and the second\r\n")
+        t.prompt()
+        self.double.loading = 3
+        t.type("say again\r")
+        t.expect("loading the model: 50 %")
+        t.expect("to first token")
+        self.assertEqual(self.double.loading, 0)
 
     def test_dumb_terminal(self):
         t = self.terminal(TERM="dumb")

@@ -208,10 +208,11 @@ class AnEvening(unittest.TestCase):
         id = self.ask("--keep", "My name is Ada.")["convod"]["conversation"]
         self.ask("-c", id, "Say one.")
         settings = ("--receipt", "--temperature", "0", "--max-tokens", "8")
-        r = self.convo("resume", id, *settings, stdin="/undo\nSay two.\n/branches\n/branches 1\n/branches 7\n/branches x\n/branches\n")
+        r = self.convo("resume", id, *settings, stdin="/undo\n/branches\nSay two.\n/branches\n/branches 1\n/branches 7\n/branches x\n/branches\n")
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertRegex(r.stdout, r"(?s)  1   Say one\.\n  2 \* Say two\.\n.*  1 \* Say one\.\n  2   Say two\.\n")
         self.assertIn("/branches showed no number 7", r.stderr)
+        self.assertEqual(r.stderr.count("none is where you are"), 1, r.stderr)
         self.assertIn("Say one.", self.convo("show", id).stdout)
         self.assertNotIn("Say two.", self.convo("show", id).stdout)
         r = self.convo("resume", id, *settings, stdin="/fork Copy\nSay three.\n")

@@ -277,10 +277,10 @@ class Turn:
     def run(self):
         said = self.said = self.body["input"][0]["content"] if self.body["input"] else ""
         word, _, rest = said.partition(" ")
-        if word in ("refuse", "locked"):
+        if word in ("refuse", "locked", "full"):
             self.handler.send({"type": "error", "status": 400, "error": {
                 "type": "invalid_request_error", "param": None, "message": "that cannot be",
-                "code": "conversation_locked" if word == "locked" else "invalid"}})
+                "code": {"locked": "conversation_locked", "full": "context_length_exceeded"}.get(word, "invalid")}})
             return
         if word == "early":
             self.hang_up()

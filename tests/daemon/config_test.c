@@ -77,6 +77,7 @@ static void refused_flags(void **state)
         {"--model", "m", "--allow-origin", "https://::1", NULL},
         {"--model", "m", "--allow-origin", "https://[box]", NULL},
         {"--model", "m", "--allow-origin", "://a", NULL},
+        {"--model", "m", "--data=~/convod", NULL},
         {"--model", "m", "--nonsense", "1", NULL},
         {"--model", "m", "stray", NULL},
         {"--model", NULL},
@@ -195,6 +196,8 @@ static void values(void **state)
         "gpu-memory-fraction = nan",
         "gpu-memory-fraction = .",
         "gpu-memory-fraction = 0.5.5",
+        "model = ~/m.gguf",
+        "token-file = \"~/tokens\"",
     };
     struct daemon_config c;
     for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {

@@ -85,6 +85,7 @@ static void short_answers(void **state)
         {{"--model", "/dev/null", "--data", "/x", "--profile"}, "2 sequences of 1 new token behind 30: 1.500 ms", 0},
         {{SERVE, "--backend", "cuda", "--profile"}, "the double was told to fail", 1},
         {{"--nonsense"}, "unknown flag", 2},
+        {{"verify", "/tmp"}, "unexpected argument `verify`; is `--verify` meant?", 2},
         {{NULL}, "no model", 2},
         {{SERVE, "--token-file", "/nonexistent"}, "token file /nonexistent", 2},
         {{"--model", "/nonexistent/m.gguf", "--data", "/x"}, "model /nonexistent", 2},
@@ -97,6 +98,12 @@ static void short_answers(void **state)
         {{SERVE, "--disk-bytes", "900000T", "--check-config"}, "command line: disk-bytes: ", 2},
         {{SERVE, "--backend", "bogus", "--check-config"}, "backend must be", 2},
         {{SERVE, "--allow-origin", "http://localhost:3000/", "--check-config"}, "allow-origin must be", 2},
+        {{"token", "list", "--data", "/proc/self"}, "no tokens in /proc/self;", 0},
+        {{"token", "add", "ann", "--config", "/nonexistent"}, "convod: /nonexistent: No such file", 2},
+        {{"token", "list", "--data", "/tmp/convod-no-such-folder"}, "/tmp/convod-no-such-folder: No such file", 1},
+        {{"token", "list", "--config=/nonexistent"}, "convod: /nonexistent: No such file", 2},
+        {{"token", "add", "ann", "--conversations", "many"}, "--conversations must be a number from 0", 2},
+        {{"token", "add", "ann", "--ram-bytes=1X"}, "--ram-bytes must be a size such as", 2},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         struct child c = start(cases[i].args, NULL);
@@ -185,6 +192,8 @@ static void fresh_account(void **state)
     }
     c = start(token, fresh_home);
     text[0] = '\0';
+    expect(&c, "No convod has used", text, sizeof(text)); /* as where the folder is the wrong one */
+    expect(&c, ".local/share/convod; it is shown", text, sizeof(text));
     expect(&c, "convod_", text, sizeof(text));
     assert_int_equal(wait_exit(&c), 0);
     for (size_t i = 0; i < sizeof(made) / sizeof(*made); i++) {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <syslog.h>
 #include <unistd.h>
 
 #include "session/session.h"
@@ -76,6 +77,23 @@ static void refusals_are_requests(void **state)
     harness_stop(h);
 }
 
+/* Those who ask every few seconds whether all is well do not fill the log. */
+static void probes_are_quiet(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/v1/models", "/health", "/ready", "/metrics", "/health"};
+    struct harness *h = harness_start(NULL);
+    h->log.level = LOG_INFO;
+    for (size_t i = 0; i < sizeof(paths) / sizeof(*paths); i++) {
+        struct reply r = call(h, "GET", paths[i], NULL, NULL);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+    }
+    assert_int_equal(harness_logged(h, "local GET /v1/models 200, ", " ms"), 1);
+    assert_int_equal(harness_logged(h, " GET ", " ms"), 1);
+    harness_stop(h);
+}
+
 /* Every row belongs to the metric whose HELP and TYPE stand before it; counters end in _total. */
 static void form(void **state)
 {
@@ -105,6 +123,7 @@ int main(void)
         cmocka_unit_test(counts),
         cmocka_unit_test(form),
         cmocka_unit_test(refusals_are_requests),
+        cmocka_unit_test(probes_are_quiet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

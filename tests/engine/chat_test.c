@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -563,6 +564,35 @@ static void test_orders(void **state)
     text_fixture_close(&q);
 }
 
+/* Manual pages, the example of the settings and what Tab offers list the formats: all of them. */
+static void test_listed(void **state)
+{
+    static const char *const PLACES[] = {"docs/convod.1", "docs/convod.conf.5", "systemd/convod.conf.example",
+                                         "clients/completion/convod.bash", "clients/completion/convod.zsh"};
+    static char plain[65536];
+    (void)state;
+    for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++) {
+        FILE *f = fopen(PLACES[i], "r");
+        if (f == NULL) {
+            print_message("skip: not run from the source folder\n");
+            skip();
+        }
+        size_t n = 0;
+        for (int c; (c = fgetc(f)) != EOF && n + 1 < sizeof plain;)
+            if (c != '\\') /* a manual page writes phi4\-mini */
+                plain[n++] = (char)c;
+        fclose(f);
+        plain[n] = '\0';
+        const char *list = strstr(plain, "chatml"), *name;
+        assert_non_null(list);
+        for (size_t j = 0; (name = engine_chat_format_at(j)) != NULL; j++) {
+            const char *found = strstr(list, name);
+            if (found == NULL || found - list > 200)
+                fail_msg("%s is not in %s", name, PLACES[i]);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -570,6 +600,7 @@ int main(void)
         cmocka_unit_test(test_joined_text),      cmocka_unit_test(test_nothing_can_be_forged),
         cmocka_unit_test(test_recognition),      cmocka_unit_test(test_odd_templates),
         cmocka_unit_test(test_mistral_defaults), cmocka_unit_test(test_orders),
+        cmocka_unit_test(test_listed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

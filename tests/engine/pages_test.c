@@ -504,6 +504,18 @@ static void test_fits_of_any_size(void **state)
     assert_false(engine_kv_fits(f.e, s, pages * 64 + 59));
     assert_false(engine_kv_fits(f.e, s, INT_MAX));
     assert_false(engine_kv_fits(f.e, NULL, INT_MAX));
+    /* What all others but some would leave. */
+    struct engine_seq *fork = need(engine_seq_fork(s, 64)), *other = fixture_seq(f.e);
+    struct engine_seq *const kept[] = {fork, s};
+    fixture_run(f.e, other, tokens, 70, 70, NULL);
+    assert_true(engine_kv_might_fit(f.e, kept, 2, pages * 64));
+    assert_false(engine_kv_might_fit(f.e, kept, 2, pages * 64 + 1));
+    assert_true(engine_kv_might_fit(f.e, kept, 1, (pages + 1) * 64));
+    assert_false(engine_kv_might_fit(f.e, kept, 1, (pages + 1) * 64 + 1));
+    assert_true(engine_kv_might_fit(f.e, NULL, 0, (pages + 2) * 64));
+    assert_false(engine_kv_might_fit(f.e, NULL, 0, INT_MAX));
+    engine_seq_free(fork);
+    engine_seq_free(other);
     engine_seq_free(s);
     fixture_close(&f);
 }

@@ -46,7 +46,7 @@ class Tests:
         assert re.search("^convod:", Path("/etc/passwd").read_text(), re.M)
         installed = files()
         for f in ("/usr/bin/convod", "/usr/bin/convo", "/etc/convod/convod.conf", "/usr/share/man/man1/convod.1.gz",
-                  "/usr/share/man/man1/convo.1.gz", "/usr/share/man/man5/convod.conf.5.gz",
+                  "/usr/share/man/man1/convo.1.gz", "/usr/share/man/man5/convod.conf.5.gz", "/usr/share/doc/convod/docs/protocol.md",
                   "/usr/share/bash-completion/completions/convod", "/usr/share/bash-completion/completions/convo",
                   "/usr/share/zsh/vendor-completions/_convod", "/usr/share/zsh/vendor-completions/_convo"):
             assert f in installed, (f, installed)

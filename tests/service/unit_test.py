@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -193,6 +194,14 @@ class Tests:
         assert systemctl("start", "convod", check=False).returncode != 0
         assert "/run/credentials/convod.service/tokens" in journal("--priority=err")
 
+    def test_tells_why_a_model_in_a_home_folder_cannot_be_read(self):
+        home = Path("/home/ann")
+        home.mkdir(parents=True)
+        shutil.copy("/srv/model.gguf", home)
+        CONF.write_text(SETTINGS.replace("/srv/", "/home/ann/"))
+        assert systemctl("start", "convod", check=False).returncode != 0
+        assert "sees no home folders" in journal("--priority=err")
+
     def test_keeps_its_data_when_its_user_gets_a_lasting_name(self):
         subprocess.run(["systemd-sysusers", "/srv/sysusers.conf"], check=True)
         user = pwd.getpwnam("convod")
@@ -201,6 +210,18 @@ class Tests:
         CONF.write_text(SETTINGS)
         systemctl("start", "convod")
         assert user_of(process_status()) == user.pw_uid
+        assert len(items(self.conversation)) == 8
+
+    def test_goes_on_with_a_backup_that_root_put_back(self):
+        data = Path("/var/lib/convod")
+        subprocess.run(["convod", "backup", data / "copy", "--data", data], check=True)
+        systemctl("stop", "convod")
+        for file in data.iterdir():
+            if file.is_file():
+                file.unlink()
+        shutil.copy(data / "copy" / "ledger.db", data)
+        subprocess.run(["convod", "--verify", data], check=True)
+        systemctl("start", "convod")
         assert len(items(self.conversation)) == 8
 
     def test_is_well_confined_and_still_sees_a_gpu(self):

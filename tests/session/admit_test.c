@@ -98,6 +98,74 @@ static void test_is_stopped_while_it_is_read(void **state)
     rig_close(rig);
 }
 
+struct reading {
+    struct ahead ahead;
+    struct turn *waits;
+    struct gate gate;
+    bool waited;
+};
+
+/* The turn that waits is stopped while one of its reads is under way, as it seems, and the place becomes free. */
+static void stop_in_a_read(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct reading *r = arg;
+    if (r->ahead.looked)
+        return;
+    look_ahead(a, ev, &r->ahead);
+    for (struct turn *t = a->rig->s->turns; r->ahead.looked && t; t = t->next)
+        if (t->state == TURN_WAITING && t->plan.n > 0) {
+            r->waits = t;
+            t->end.cancelled = true;
+            t->plan.n_reading++;
+        }
+}
+
+static void pass(struct session *s, void *arg)
+{
+    (void)s;
+    gate_open(arg);
+}
+
+static void end_the_read(struct session *s, void *arg)
+{
+    struct reading *r = arg;
+    (void)s;
+    r->waited = r->waits->state == TURN_WAITING && !r->waits->hot;
+    r->waits->plan.n_reading--;
+    gate_open(&r->gate);
+}
+
+/* It gets no place any more: another one does. */
+static void test_is_stopped_in_a_read(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct reading reading = {.gate = GATE_CLOSED};
+    char *text = rig_text(1, 700);
+    struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
+    struct answer *runs = rig_begin(rig, (struct ask){.owner = "bob",
+                                                      .text = "on and on",
+                                                      .max = 3000,
+                                                      .hook = stop_in_a_read,
+                                                      .hook_arg = &reading,
+                                                      .ephemeral = true});
+    struct answer *waits = rig_begin(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
+    struct answer *next = rig_begin(rig, (struct ask){.owner = "eve", .text = "me", .max = 400});
+    rig_end(runs);
+    assert_non_null(reading.waits);
+    assert_int_equal(session_post(rig->s, pass, &reading.gate), 0);
+    gate_wait(&reading.gate, 1); /* behind this places are given */
+    assert_int_equal(session_post(rig->s, end_the_read, &reading), 0);
+    gate_wait(&reading.gate, 2);
+    rig_end(waits);
+    rig_end(next);
+    assert_true(reading.waited && !next->failed);
+    assert_string_equal(waits->reason, "cancelled");
+    free(text);
+    rig_close(rig);
+}
+
 /* ---- what is gone when it is to be read ---- */
 
 struct gone {
@@ -290,6 +358,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reads_while_it_waits),
         cmocka_unit_test(test_is_stopped_while_it_is_read),
+        cmocka_unit_test(test_is_stopped_in_a_read),
         cmocka_unit_test(test_gone),
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_short_behind_long),

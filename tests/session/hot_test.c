@@ -2,6 +2,7 @@
 #include "tests/session/harness.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 /* The same answer again: everything was computed before, and one token runs once more for its logits. */
 static void only_logits(const struct answer *a)
@@ -246,6 +247,56 @@ static void test_admission(void **state)
     rig_close(rig);
 }
 
+struct vain {
+    int steps; /* of the answer that runs, while somebody waited */
+    size_t idle;
+};
+
+/* Of the one that runs, until another one has waited for some steps; then it ends. */
+static void look_what_is_idle(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct vain *vain = arg;
+    bool waits = false;
+    if (ev->kind != SESSION_EVENT_DELTA || vain->steps == 4)
+        return;
+    for (const struct turn *t = a->rig->s->turns; t; t = t->next)
+        waits |= t->state == TURN_WAITING;
+    if (!waits)
+        usleep(5000); /* the ledger's time */
+    else if (++vain->steps == 4) {
+        vain->idle = a->rig->s->n_idle;
+        for (struct turn *t = a->rig->s->turns; t; t = t->next)
+            t->end.cancelled |= t->state == TURN_RUNNING;
+    }
+}
+
+/* Who does not find room beside those that run, whatever else goes, pushes out nobody's. */
+static void test_none_go_in_vain(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 20}); /* 1280 tokens */
+    struct vain vain = {0};
+    char *text = rig_text(1, 150), *running = rig_text(2, 700), *waiting = rig_text(3, 700);
+    (void)rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    rig_saved(rig);
+    struct answer *bob = rig_begin(rig, (struct ask){.owner = "bob",
+                                                     .text = running,
+                                                     .max = 350,
+                                                     .schema = "{\"type\":\"string\",\"minLength\":3000}",
+                                                     .hook = look_what_is_idle,
+                                                     .hook_arg = &vain});
+    struct answer *eve = rig_begin(rig, (struct ask){.owner = "eve", .text = waiting, .seed = 3});
+    rig_end(bob);
+    rig_end(eve);
+    assert_false(bob->failed || eve->failed);
+    assert_int_equal(vain.steps, 4);
+    assert_int_equal(vain.idle, 1);
+    free(text);
+    free(running);
+    free(waiting);
+    rig_close(rig);
+}
+
 /* Restores that want more pages than there are: nobody waits for ever. */
 static void test_restores_compete(void **state)
 {
@@ -444,6 +495,7 @@ int main(void)
         cmocka_unit_test(test_owners_share_nothing),
         cmocka_unit_test(test_few_pages),
         cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_none_go_in_vain),
         cmocka_unit_test(test_restores_compete),
         cmocka_unit_test(test_orphan_goes),
         cmocka_unit_test(test_failure_beside_another),

@@ -1,5 +1,5 @@
 /* lookup_test.c - what a turn follows, and that two turns never run on one conversation. */
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -86,6 +86,43 @@ static void test_behind_one_that_ends(void **state)
     assert_false(d->failed);
     assert_int_equal(d->receipt.turn, 3);
     assert_true(d->receipt.history >= a->input + a->output - 1);
+    rig_close(rig);
+}
+
+static void note_other(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct answer **other = arg; /* NULL, when it was over before this one */
+    if (ev->kind == SESSION_EVENT_FAILED && (*other)->over)
+        *other = NULL;
+    (void)a;
+}
+
+/* Who waits for a warm-up that adds messages, and is stopped, does not wait for its end. */
+static void test_stopped_behind_a_warm_up(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64});
+    struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+    char *text = rig_text(1, 3000);
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *warm = rig_begin(
+        rig,
+        (struct ask){.conversation = "conv_a", .text = text, .warm = true, .hook = meet_at_prefill, .hook_arg = &m});
+    struct answer *beside = warm;
+    gate_wait(&m.there, 1);
+    struct answer *a = rig_begin(
+        rig, (struct ask){.conversation = "conv_a", .text = "hello", .hook = note_other, .hook_arg = &beside});
+    session_cancel(rig->s, "ann", a->id, SESSION_STOP_CANCELLED);
+    gate_open(&m.on);
+    rig_end(a);
+    assert_true(a->failed && !a->started && a->failure == SESSION_CONVERSATION_LOCKED);
+    assert_ptr_equal(beside, warm);
+    rig_end(warm);
+    assert_false(warm->failed || warm->incomplete);
+    struct answer *b = rig_ask(rig, (struct ask){.conversation = "conv_a", .text = "hello"});
+    rig_only_new(b);
+    assert_int_equal(b->receipt.history, warm->input);
+    free(text);
     rig_close(rig);
 }
 
@@ -291,6 +328,36 @@ static void test_queue_is_shared(void **state)
     rig_close(rig);
 }
 
+/* Nor do several owners' who each ask without end. */
+static void test_queue_of_many(void **state)
+{
+    (void)state;
+    static const char *const owners[] = {"ann", "bob", "eve"};
+    enum { EACH = 16, OWNERS = 3 };
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1, .max_waiting = EACH});
+    struct pause pause = {GATE_CLOSED, GATE_CLOSED};
+    struct answer *first = rig_begin(
+                      rig, (struct ask){.text = "one", .max = 20, .hook = pause_at_first_delta, .hook_arg = &pause}),
+                  *a[OWNERS][EACH];
+    gate_wait(&pause.begun, 1);
+    for (int k = 0; k < OWNERS; k++)
+        for (int i = 0; i < EACH; i++)
+            a[k][i] = rig_begin(rig, (struct ask){.owner = owners[k], .text = "more", .max = 1});
+    gate_open(&pause.go);
+    rig_end(first);
+    for (int k = 0; k < OWNERS; k++) {
+        int waited = 0;
+        for (int i = 0; i < EACH; i++) {
+            rig_end(a[k][i]);
+            waited += !a[k][i]->failed;
+            assert_true(!a[k][i]->failed || a[k][i]->failure == SESSION_BUSY);
+        }
+        assert_in_range(waited, 1, EACH - EACH / 4);
+        assert_true(k > 0 || waited == EACH - EACH / 4); /* who is alone */
+    }
+    rig_close(rig);
+}
+
 /* The end of turns, in their order. */
 struct order {
     pthread_mutex_t lock; /* guards the rest */
@@ -441,6 +508,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_locked),
         cmocka_unit_test(test_behind_one_that_ends),
+        cmocka_unit_test(test_stopped_behind_a_warm_up),
         cmocka_unit_test(test_asked_while_one_is_found),
         cmocka_unit_test(test_chains_branch),
         cmocka_unit_test(test_not_found),
@@ -449,6 +517,7 @@ int main(void)
         cmocka_unit_test(test_match_in_the_queue),
         cmocka_unit_test(test_too_many_wait),
         cmocka_unit_test(test_queue_is_shared),
+        cmocka_unit_test(test_queue_of_many),
         cmocka_unit_test(test_places_are_shared),
         cmocka_unit_test(test_a_place_for_everybody),
     };

@@ -365,6 +365,80 @@ static void test_background_last(void **state)
     assert_true(old[0].n >= 20 && old[0].n < old[1].n);
 }
 
+/* One whose short prompts have all they want leaves the rest of each step to another's long one, or to what that has in
+ * the background. That is nothing that one owes: its next question comes through at once, whatever the other wants
+ * then, and from there on both get the same. */
+static void test_what_is_left_is_no_debt(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    for (int background = 0; background < 2; background++) {
+        struct schedule_accounts a = {.n = 0};
+        int rows, had = 0;
+        for (int i = 0; i < 200; i++) {
+            struct schedule_turn turns[] = {prompt(2, 0, 5), prompt(1, 0, 20000)};
+            turns[1].background = background;
+            (void)step_of(&c, &limits, &a, turns, 2, &rows);
+            assert_int_equal(turns[0].n, 5);
+            had += turns[1].n;
+        }
+        assert_true(had > 200 * 30);
+        struct schedule_turn turns[] = {prompt(2, 0, 16000), prompt(1, 0, 23)};
+        (void)step_of(&c, &limits, &a, turns, 2, &rows);
+        assert_int_equal(turns[1].n, 23);
+        had = 0;
+        for (int i = 0; i < 40; i++) {
+            struct schedule_turn two[] = {prompt(2, 0, 9000), prompt(1, 0, 8000)};
+            (void)step_of(&c, &limits, &a, two, 2, &rows);
+            had += two[0].n - two[1].n;
+        }
+        assert_in_range(had + 800, 0, 1600);
+    }
+}
+
+/* More than there is time for: one owner with long prompts, one in the background, others with short ones, at random.
+ * Each ends, within the steps whose quarters would have done it and those before it. */
+static void test_nobody_starves(void **state)
+{
+    (void)state;
+    enum { N = 24, OWNERS = 6 };
+    struct schedule_cost c = learnt();
+    struct schedule_accounts a = {.n = 0};
+    struct schedule_turn turns[N] = {{0}};
+    int64_t due[N] = {0}; /* the step by which it ends */
+    uint64_t seed = 11;
+    int n = 0, ended = 0;
+    for (int64_t step = 0; step < 60000; step++) {
+        int rows, before = 0;
+        for (int i = 0; i < n; i++)
+            before += turns[i].rest;
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        if (n < N && (seed >> 33) % 3 == 0) {
+            int64_t owner = (int64_t)(seed >> 40) % OWNERS;
+            int rest = owner == 0 ? 1 + (int)(seed >> 50) % 8000 : 1 + (int)(seed >> 50) % 60;
+            turns[n] = prompt(owner, 0, rest);
+            turns[n].background = owner == 1;
+            due[n] = step + 1 + n +
+                     (before + rest) / 20; /* a quarter of 100 ms, at 1 ms a token and what it looks back at */
+            n++;
+        }
+        (void)step_of(&c, &limits, &a, turns, n, &rows);
+        assert_true(n == 0 || rows > 0);
+        go_on(turns, n);
+        int kept = 0;
+        for (int i = 0; i < n; i++) {
+            assert_true(step <= due[i]);
+            ended += turns[i].rest == 0;
+            if (turns[i].rest == 0)
+                continue;
+            turns[kept] = turns[i];
+            due[kept++] = due[i];
+        }
+        n = kept;
+    }
+    assert_true(ended > 1000);
+}
+
 static void test_step_length(void **state)
 {
     (void)state;
@@ -584,6 +658,8 @@ int main(void)
         cmocka_unit_test(test_one_ends_before_the_other),
         cmocka_unit_test(test_accounts),
         cmocka_unit_test(test_background_last),
+        cmocka_unit_test(test_what_is_left_is_no_debt),
+        cmocka_unit_test(test_nobody_starves),
         cmocka_unit_test(test_step_length),
         cmocka_unit_test(test_prompts_alone_have_all_of_it),
         cmocka_unit_test(test_a_token_is_not_waited_for_too_long),
