@@ -139,6 +139,8 @@ char *cli_compact(struct cli *c, const char *id, const char *title, int *code)
     struct buf path = {0};
     cJSON *body = cJSON_CreateObject(), *made = NULL;
     cJSON_AddStringToObject(body, "conversation", id);
+    if (c->sampling.truncation)
+        cJSON_AddStringToObject(body, "truncation", c->sampling.truncation);
     turn_cool_down(c->net);
     cJSON *compact = call_model(c, "writing a summary", "/v1/responses/compact", body, code);
     buf_printf(&path, "/v1/conversations/%s", id);

@@ -146,7 +146,7 @@ struct turn_request *responses_parse_compact(cJSON *body, struct api_error *e)
     q->format = &compact_format;
     q->keeps = true;
     q->generate = true;
-    q->store = q->stream = q->background = q->truncate = q->finish_on_disconnect = false;
+    q->store = q->stream = q->background = q->finish_on_disconnect = false;
     q->tool_choice = SESSION_TOOLS_NONE;
     /* The summary is text, and all of its tokens are its own. */
     engine_form_free(q->form);

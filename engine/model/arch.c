@@ -171,6 +171,7 @@ static const struct model_arch ARCHS[] = {
         .name = "granite",
         .rope_kind = KERNELS_ROPE_PAIRS,
         .scales = true,
+        .rope_switch = true,
         .tensors = {BLOCK, QKV, QKV_BIASES(MODEL_OPTIONAL), {.slot = SLOT_O_BIAS, .presence = MODEL_OPTIONAL}},
         DENSE,
     },

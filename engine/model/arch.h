@@ -116,6 +116,7 @@ struct model_arch {
         float rope_base; /* of layers with windows; 0: as of the others */
     } window;
     int unrotated_period; /* every so many layers one does not rotate; 0: all do */
+    bool rope_switch;     /* files may say that no layer does (rope.scaling.finetuned is false) */
     struct model_key attn_softcap, final_softcap;
     bool scales;      /* constants of the embedding, the blocks, scores and logits may be given */
     bool temperature; /* queries grow with the logarithm of their position */

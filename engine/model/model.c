@@ -203,8 +203,12 @@ static int read_layers(struct reader *r, enum kernels_kv_type kv_type)
     }
     if ((rc = read_windows(r)))
         return rc;
-    for (int l = 0; a->unrotated_period && l < m->n_layers; l++)
-        if ((l + 1) % a->unrotated_period == 0)
+    bool rotated = true;
+    struct key key = full_key(r, "rope.scaling.finetuned");
+    if (a->rope_switch && (rc = gguf_get_bool(r->g, key.text, GGUF_OPTIONAL, &rotated, r->err, r->err_size)))
+        return rc;
+    for (int l = 0; l < m->n_layers; l++)
+        if (!rotated || (a->unrotated_period && (l + 1) % a->unrotated_period == 0))
             m->layers[l].rope = -1;
     return 0;
 }
@@ -231,6 +235,38 @@ static int read_mixture(struct reader *r)
     m->n_experts = (int)experts;
     m->n_experts_used = (int)used;
     return 0;
+}
+
+/* What a file may say of its graph, and every model here does: what says something else would quietly answer wrong. */
+static int check_graph(struct reader *r)
+{
+    bool causal = true, added_to_one = true;
+    uint32_t gating = 1; /* softmax; 3: of those that are taken, which is the same behind the division by their sum */
+    float scale = 1.0f;
+    struct key key = full_key(r, "attention.causal");
+    int rc = gguf_get_bool(r->g, key.text, GGUF_OPTIONAL, &causal, r->err, r->err_size);
+    if (rc)
+        return rc;
+    if (!causal)
+        return fail(r, -ENOTSUP, "%s is false; convod runs models whose tokens see what is before them alone",
+                    key.text);
+    if (r->m->n_experts == 0)
+        return 0;
+    if ((rc =
+             gguf_get_u32(r->g, full_key(r, "expert_gating_func").text, GGUF_OPTIONAL, &gating, r->err, r->err_size)) ||
+        (rc = gguf_get_bool(r->g, full_key(r, "expert_weights_norm").text, GGUF_OPTIONAL, &added_to_one, r->err,
+                            r->err_size)) ||
+        (rc = gguf_get_f32(r->g, full_key(r, "expert_weights_scale").text, GGUF_OPTIONAL, &scale, r->err, r->err_size)))
+        return rc;
+    const char *other = gating > 3 || gating == 2           ? "expert_gating_func"
+                        : !added_to_one                     ? "expert_weights_norm"
+                        : !(scale == 0.0f || scale == 1.0f) ? "expert_weights_scale"
+                                                            : NULL;
+    return other ? fail(r, -ENOTSUP,
+                        "%s: convod weighs the experts that a token takes by the softmax of their scores, so that they "
+                        "add up to 1",
+                        full_key(r, other).text)
+                 : 0;
 }
 
 static int read_arch(struct reader *r)
@@ -281,7 +317,8 @@ static int read_shape(struct reader *r, enum kernels_kv_type kv_type)
     a = r->arch;
     if ((rc = get_dim(r, "block_count", true, MAX_LAYERS, &m->n_layers)) ||
         (rc = get_dim(r, "context_length", true, MAX_CTX, &m->ctx_model)) ||
-        (rc = get_dim(r, "embedding_length", true, MAX_EMBD, &m->n_embd)) || (rc = read_mixture(r)))
+        (rc = get_dim(r, "embedding_length", true, MAX_EMBD, &m->n_embd)) || (rc = read_mixture(r)) ||
+        (rc = check_graph(r)))
         return rc;
     struct key key = full_key(r, "attention.layer_norm_rms_epsilon");
     if ((rc = gguf_get_f32(r->g, key.text, GGUF_REQUIRED, &m->rms_eps, r->err, r->err_size)))

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from daemon import BUILD, QWEN, Daemon, Scratch, need, run
+from daemon import BUILD, PATIENCE, QWEN, Daemon, Scratch, need, run
 
 AIDER = os.path.abspath(os.path.join(BUILD, "aider"))
 QUESTIONS = ["What does greet do? Answer in one short sentence.", "Change hello to goodbye.", "Thank you. Answer with one word."]
@@ -59,7 +59,7 @@ class Aider:
 
     def prompt(self, n):
         """Waits until it asks for the n-th message."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while len(re.findall(r"^(?:whole|diff)?> ", self.said, re.M)) < n:
             assert self.process.poll() is None and time.monotonic() < deadline, self.said
             time.sleep(0.05)

@@ -5,7 +5,7 @@ middle."""
 import json
 import time
 
-from daemon import QWEN, Daemon, Scratch, need, read_events, run, send
+from daemon import PATIENCE, QWEN, Daemon, Scratch, need, read_events, run, send
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen", "Narvik"]}}, "required": ["city"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA, "strict": True}}]
@@ -42,7 +42,7 @@ def written(n):
 
 def queue(d, what):
     """Until the queue is as it should be."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not what(q := d.ok("GET", "/v1/convod/status")["queue"]):
         assert time.monotonic() < deadline, q
         time.sleep(0.02)
@@ -131,7 +131,7 @@ def stopped():
         s = post(d, {**LONG, "n": 3, "stream": True})
         seen, _ = chunks(s, written(3))
         assert d.call("POST", f"/v1/responses/{response_of(seen[0])}/cancel")[0] == 200
-        s.settimeout(120)
+        s.settimeout(PATIENCE)
         rest, ended = chunks(s)
         reasons = {c["index"]: c["finish_reason"] for part in rest for c in part["choices"] if c["finish_reason"]}
         assert ended and set(reasons) == {0, 1, 2}, (rest[-1:], reasons)

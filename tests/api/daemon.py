@@ -21,6 +21,7 @@ MODELS = os.environ.get(
 QWEN = os.path.join(MODELS, "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
 GEMMA = os.path.join(MODELS, "gemma-3-270m-q4_k_m.gguf")
 START_SECONDS = 120
+PATIENCE = 600  # seconds, for what comes by itself, however busy the machine is
 EXTRA = os.environ.get("CONVOD_TEST_ARGS", "").split()  # of every daemon, in front of what a test says
 
 
@@ -103,7 +104,7 @@ class Daemon:
 
     def settle(self):
         """Waits until everything that was computed is saved."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self.ok("GET", "/v1/convod/status")["pending_saves"] == 0:
                 return

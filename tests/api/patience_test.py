@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from daemon import QWEN, Daemon, Scratch, need, read_events, run, send
+from daemon import PATIENCE, QWEN, Daemon, Scratch, need, read_events, run, send
 
 FAKETIME = sorted(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1"))
 TALE = "Tell a very long tale of a ferry, a bridge, a lamp and a garden in winter."
@@ -22,7 +22,7 @@ def queue(d):
 
 
 def until(true):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.02)

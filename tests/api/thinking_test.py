@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from daemon import BUILD, Daemon, Scratch, check_receipt, run
+from daemon import BUILD, PATIENCE, Daemon, Scratch, check_receipt, run
 
 MAKER = os.path.join(BUILD, "tests/service/model")
 ASK = {"max_output_tokens": 24, "reasoning": {"context": "current_turn"}}
@@ -35,7 +35,7 @@ def form(response):
 
 def rest(d):
     """Waits until nothing runs, and nothing is being saved."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         s = d.ok("GET", "/v1/convod/status")
         if not (any(s["queue"].values()) or s["pending_saves"]):

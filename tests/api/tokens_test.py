@@ -7,7 +7,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from daemon import BUILD, QWEN, Daemon, Scratch, need, run, text_of  # noqa: E402
+from daemon import BUILD, PATIENCE, QWEN, Daemon, Scratch, need, run, text_of  # noqa: E402
 
 need(QWEN)
 import websockets.exceptions  # noqa: E402
@@ -27,7 +27,7 @@ def as_(token, **more):
     return {"Authorization": f"Bearer {token}", **more}
 
 
-def soon(what, seconds=60):
+def soon(what, seconds=PATIENCE):
     """The daemon sees a changed file by itself."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -73,7 +73,7 @@ def taken_away():
         with websocket(d, additional_headers=as_(alice)) as ws:
             command(data, "revoke", "alice")
             try:
-                ws.recv(timeout=60)
+                ws.recv(timeout=PATIENCE)
                 raise AssertionError("a message came")
             except websockets.exceptions.ConnectionClosed as e:
                 assert e.rcvd.code == 1008, e
@@ -113,7 +113,7 @@ def tickets():
         assert d.call("GET", "/v1/models" + query)[0] == 401  # it opens a WebSocket and nothing else
         with websocket(d, query=query) as ws:
             ws.send(json.dumps({"type": "response.create", "input": "Say yes.", "max_output_tokens": 4, "temperature": 0}))
-            while (event := json.loads(ws.recv(timeout=120)))["type"] not in ("response.completed", "response.incomplete", "error"):
+            while (event := json.loads(ws.recv(timeout=PATIENCE)))["type"] not in ("response.completed", "response.incomplete", "error"):
                 pass
             assert event["type"] != "error", event
             assert d.call("GET", f"/v1/responses/{event['response']['id']}", headers=as_(alice))[0] == 200
@@ -124,7 +124,7 @@ def tickets():
                 assert e.response.status_code == 401, e
             command(data, "revoke", "alice")
             try:
-                ws.recv(timeout=60)
+                ws.recv(timeout=PATIENCE)
                 raise AssertionError("a message came")
             except websockets.exceptions.ConnectionClosed as e:
                 assert e.rcvd.code == 1008, e

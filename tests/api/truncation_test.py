@@ -65,6 +65,19 @@ def oldest_go():
         d.stop()
 
 
+def summary():
+    """It is of as much as fits, where that is asked for."""
+    with Scratch() as data:
+        d = Daemon(data, args=["--ctx", str(CTX)])
+        conversation = d.conversation()
+        fill(d, conversation)
+        status, refused = d.call("POST", "/v1/responses/compact", {"conversation": conversation})
+        assert status == 400 and refused["error"]["code"] == "context_length_exceeded", refused
+        compacted = d.ok("POST", "/v1/responses/compact", {"conversation": conversation, "truncation": "auto"})
+        assert compacted["convod"]["truncated"]["turns"] > 0 and [i["type"] for i in compacted["output"]] == ["compaction"], compacted
+        d.stop()
+
+
 def whole_histories():
     """Of a list that is too long the oldest turns go, never its instructions, its system message, or its last question; resent, it goes on."""
     with Scratch() as data:
@@ -98,4 +111,4 @@ def whole_histories():
 
 
 need(QWEN)
-run(oldest_go, whole_histories)
+run(oldest_go, summary, whole_histories)

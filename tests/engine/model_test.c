@@ -397,6 +397,58 @@ static void test_layers_without_rotation(void **state)
     for (int l = 0; l < t.n_layers; l++)
         assert_int_equal(f.m.layers[l].rope, l == 3 ? -1 : 0);
     close_file(&f);
+    struct tiny_model none = tiny_model_of(TINY_GRANITE);
+    none.unrotated = true;
+    f = open_written(written(&none));
+    assert_int_equal(f.rc, 0);
+    for (int l = 0; l < none.n_layers; l++)
+        assert_int_equal(f.m.layers[l].rope, -1);
+    close_file(&f);
+}
+
+/* Keys that say what every model here does anyway may be there; what they say else is another graph. */
+static void test_other_graphs(void **state)
+{
+    (void)state;
+    static const struct {
+        enum tiny_arch arch;
+        const char *key;
+        char type; /* b, u, f */
+        double value;
+        int code;
+    } KEYS[] = {
+        {TINY_LLAMA, "attention.causal", 'b', 1, 0},
+        {TINY_LLAMA, "attention.causal", 'b', 0, -ENOTSUP},
+        {TINY_LLAMA, "attention.causal", 'u', 0, -EBADMSG},
+        {TINY_QWEN3MOE, "expert_gating_func", 'u', 1, 0},
+        {TINY_QWEN3MOE, "expert_gating_func", 'u', 2, -ENOTSUP},
+        {TINY_GPT_OSS, "expert_gating_func", 'u', 3, 0},
+        {TINY_GPT_OSS, "expert_gating_func", 'u', 4, -ENOTSUP},
+        {TINY_QWEN3MOE, "expert_weights_norm", 'b', 1, 0},
+        {TINY_QWEN3MOE, "expert_weights_norm", 'b', 0, -ENOTSUP},
+        {TINY_MIXTRAL, "expert_weights_scale", 'f', 1, 0},
+        {TINY_MIXTRAL, "expert_weights_scale", 'f', 2.5, -ENOTSUP},
+        {TINY_MIXTRAL, "expert_weights_scale", 'f', NAN, -ENOTSUP},
+        {TINY_GRANITE, "rope.scaling.finetuned", 'b', 1, 0},
+        {TINY_GRANITE, "rope.scaling.finetuned", 'f', 1, -EBADMSG},
+        {TINY_LLAMA, "rope.scaling.finetuned", 'b', 0, 0}, /* says nothing there */
+    };
+    for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++) {
+        const struct tiny_model t = tiny_model_of(KEYS[i].arch);
+        struct gguf_writer *w = written(&t);
+        char key[128];
+        snprintf(key, sizeof key, "%s.%s", tiny_model_arch(&t), KEYS[i].key);
+        if (KEYS[i].type == 'b')
+            gguf_writer_bool(w, key, KEYS[i].value != 0);
+        else if (KEYS[i].type == 'u')
+            gguf_writer_u32(w, key, (uint32_t)KEYS[i].value);
+        else
+            gguf_writer_f32(w, key, (float)KEYS[i].value);
+        if (KEYS[i].code == 0)
+            expect_opens(w);
+        else
+            expect_refusal(w, KEYS[i].code, key);
+    }
 }
 
 static void test_values_per_layer(void **state)
@@ -629,6 +681,7 @@ int main(void)
         cmocka_unit_test(test_mixtures),
         cmocka_unit_test(test_windows_that_are_none),
         cmocka_unit_test(test_layers_without_rotation),
+        cmocka_unit_test(test_other_graphs),
         cmocka_unit_test(test_values_per_layer),
         cmocka_unit_test(test_architectures),
         cmocka_unit_test(test_missing_and_misshapen_tensors),

@@ -459,7 +459,7 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
     for (int i = 0; y->k_norm.w && i < m->n_kv_heads; i++)
         normalize(new_k + (size_t)i * d, m->head_dim, y->k_norm.w, new_k + (size_t)i * d);
     int unrotated = tiny_facts(m)->unrotated_period;
-    if (!unrotated || index % unrotated != unrotated - 1) {
+    if (!m->unrotated && (!unrotated || index % unrotated != unrotated - 1)) {
         rotate(r, q, m->n_heads, pos, window_layer);
         rotate(r, new_k, m->n_kv_heads, pos, window_layer);
     }

@@ -142,6 +142,14 @@ static void test_window_layers_alone(void **state)
     compare(m, NULL, 280, FLOAT_MEAN, FLOAT_LARGEST);
 }
 
+static void test_no_layer_rotates(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_GRANITE);
+    m.unrotated = true;
+    compare(m, NULL, 140, FLOAT_MEAN, FLOAT_LARGEST);
+}
+
 /* Mixtures are left out: where two experts are nearly equal, the rounding of activations decides which is asked. */
 static void test_every_weight_type_is_the_reference(void **state)
 {
@@ -617,6 +625,7 @@ int main(void)
         cmocka_unit_test(test_partly_rotated_heads_and_a_separate_output),
         cmocka_unit_test(test_short_contexts_take_the_short_divisors),
         cmocka_unit_test(test_window_layers_alone),
+        cmocka_unit_test(test_no_layer_rotates),
         cmocka_unit_test(test_every_weight_type_is_the_reference),
         cmocka_unit_test(test_chunks_change_no_bit),
         cmocka_unit_test(test_threads_and_kernel_sets_change_no_bit),

@@ -406,6 +406,8 @@ static void write_rope(const struct tiny_model *m, struct gguf_writer *w)
     char key[128];
     maybe_u32(m, w, "rope.dimension_count", (uint32_t)m->rot);
     maybe_f32(m, w, "rope.freq_base", m->rope_base);
+    if (m->unrotated)
+        gguf_writer_bool(w, full_key(m, "rope.scaling.finetuned", key), false);
     if (m->rope == TINY_ROPE_LINEAR || m->rope == TINY_ROPE_YARN) {
         gguf_writer_string(w, full_key(m, "rope.scaling.type", key), m->rope == TINY_ROPE_YARN ? "yarn" : "linear");
         maybe_f32(m, w, "rope.scaling.factor", TINY_ROPE_FACTOR);

@@ -61,6 +61,7 @@ struct tiny_model {
     int window;            /* where the architecture has windows */
     float rope_base;
     bool tied;              /* no output.weight */
+    bool unrotated;         /* no layer rotates: granite alone */
     enum tiny_family tools; /* of its chat format; n_vocab must hold TINY_FAMILY_TOKENS for most */
     bool no_template;
     enum tiny_thinking thinks;

@@ -1,5 +1,5 @@
 /* admit_test.c - turns that wait for a place: what is done for them meanwhile, and how many steps a short one waits. */
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <unistd.h>
 
@@ -38,14 +38,14 @@ static void look_ahead(struct answer *a, const struct session_event *ev, void *a
 static void test_reads_while_it_waits(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 1});
     struct ahead ahead = {0};
     char *text = rig_text(1, 700);
     struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
     assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
     struct answer *runs = rig_begin(rig, (struct ask){.owner = "bob",
                                                       .text = "on and on",
-                                                      .max = 3000,
+                                                      LONG_ANSWER,
                                                       .hook = look_ahead,
                                                       .hook_arg = &ahead,
                                                       .ephemeral = true});
@@ -78,7 +78,7 @@ static void stop_it(struct answer *a, const struct session_event *ev, void *arg)
 static void test_is_stopped_while_it_is_read(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 1});
     struct ahead ahead = {0};
     char *text = rig_text(1, 700);
     struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
@@ -86,7 +86,7 @@ static void test_is_stopped_while_it_is_read(void **state)
     struct answer *runs = rig_begin(
         rig,
         (struct ask){
-            .owner = "bob", .text = "on and on", .max = 3000, .hook = stop_it, .hook_arg = &ahead, .ephemeral = true});
+            .owner = "bob", .text = "on and on", LONG_ANSWER, .hook = stop_it, .hook_arg = &ahead, .ephemeral = true});
     struct answer *waits = rig_begin(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
     rig_end(runs);
     rig_end(waits);
@@ -203,7 +203,7 @@ static struct answer *behind_what_is_gone(struct rig *rig, struct gone *gone)
     struct answer *runs = rig_begin(
         rig,
         (struct ask){
-            .owner = "bob", .text = "on and on", .max = 3000, .hook = lose_last, .hook_arg = gone, .ephemeral = true});
+            .owner = "bob", .text = "on and on", LONG_ANSWER, .hook = lose_last, .hook_arg = gone, .ephemeral = true});
     struct answer *waits = rig_begin(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 3});
     rig_end(runs);
     rig_end(waits);
@@ -216,7 +216,7 @@ static struct answer *behind_what_is_gone(struct rig *rig, struct gone *gone)
 static void test_gone(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 1});
     struct gone gone = {.rc = -ENOENT};
     struct answer *waits = behind_what_is_gone(rig, &gone);
     assert_int_equal(waits->receipt.n_reprefilled, 1);
@@ -230,7 +230,7 @@ static void test_gone(void **state)
 static void test_given_up(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 1});
     struct gone gone = {.rc = -ENOSPC};
     struct answer *waits = behind_what_is_gone(rig, &gone);
     assert_false(waits->failed);

@@ -1,6 +1,6 @@
 /* answer_test.c - turns with tools: answers that begin with a call, results, and tools that change. The model is
  * random: what it writes into a call is no JSON, so calls that it is made to begin with end broken. */
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <unistd.h>
 
@@ -358,8 +358,7 @@ static struct answer *stopped_waiting(struct rig *rig, struct ask ask)
     struct stopping s = {GATE_CLOSED, false};
     struct answer *runs = rig_begin(rig, (struct ask){.owner = "bob",
                                                       .text = "on and on",
-                                                      .schema = "{\"type\":\"string\",\"minLength\":3000}",
-                                                      .max = 3000,
+                                                      LONG_ANSWER,
                                                       .hook = stop_who_waits,
                                                       .hook_arg = &s,
                                                       .ephemeral = true});
@@ -377,7 +376,7 @@ static struct answer *stopped_waiting(struct rig *rig, struct ask ask)
 static void test_going_on_is_stopped_while_it_waits(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 1});
     char before[1024], after[1024];
     struct answer *cut = rig_ask(rig, (struct ask){.text = "hello", .max = 12, .seed = 3});
     assert_string_equal(cut->reason, "max_output_tokens");

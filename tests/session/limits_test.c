@@ -225,7 +225,7 @@ static void look_beside(struct answer *a, const struct session_event *ev, void *
 static void test_pages_of_turns(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 4});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 4});
     char *text[2] = {rig_text(1, 100), rig_text(2, 100)};
     (void)rig_ask(rig, (struct ask){.text = "idle", .seed = 1});
     for (int limited = 0; limited < 2; limited++) {
@@ -235,7 +235,7 @@ static void test_pages_of_turns(void **state)
         struct answer *first = rig_begin(
             rig,
             (struct ask){
-                .text = "on and on", .max = 3000, .seed = 1, .ephemeral = true, .hook = look_beside, .hook_arg = &b});
+                .text = "on and on", LONG_ANSWER, .seed = 1, .ephemeral = true, .hook = look_beside, .hook_arg = &b});
         struct answer *second = rig_begin(rig, (struct ask){.text = text[limited], .seed = 9});
         rig_end(first);
         rig_end(second);

@@ -381,19 +381,15 @@ static void wait_started(struct answer *a)
     pthread_mutex_unlock(&a->rig->lock);
 }
 
-/* An answer that does not end by itself before thousands of tokens. */
-#define LONG_SCHEMA "{\"type\":\"string\",\"minLength\":3000}"
-
 /* Who has nothing running comes before who has, and both before the background. */
 static void test_places_are_shared(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 2});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 2});
     struct order order = {.n = 0};
     struct answer *a[4], *running[2];
     for (int i = 0; i < 2; i++) {
-        running[i] = rig_begin(
-            rig, (struct ask){.owner = i ? "carl" : "ann", .text = "one", .max = 3500, .schema = LONG_SCHEMA});
+        running[i] = rig_begin(rig, (struct ask){.owner = i ? "carl" : "ann", .text = "one", LONG_ANSWER});
         wait_started(running[i]);
     }
     static const char *const owners[] = {"ann", "ann", "ann", "bob"};
@@ -423,11 +419,11 @@ static void test_places_are_shared(void **state)
 static void test_a_place_for_everybody(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.max_running = 2});
+    struct rig *rig = rig_open((struct rig_opts){.ctx = LONG_CTX, .max_running = 2});
     struct session_status st;
     struct answer *running[2];
     for (int i = 0; i < 2; i++) {
-        running[i] = rig_begin(rig, (struct ask){.text = i ? "two" : "one", .max = 3500, .schema = LONG_SCHEMA});
+        running[i] = rig_begin(rig, (struct ask){.text = i ? "two" : "one", LONG_ANSWER});
         wait_started(running[i]);
     }
     struct answer *bob = rig_begin(rig, (struct ask){.owner = "bob", .text = "more", .max = 2});

@@ -4,6 +4,11 @@
 
 #include "tests/session/harness.h"
 
+/* Of an ask: an answer that does not end by itself while a test is at it, however late that comes to run. In a rig with
+ * LONG_CTX. */
+#define LONG_ANSWER .schema = "{\"type\":\"string\",\"minLength\":30000}", .max = 30000
+#define LONG_CTX    32768
+
 struct meeting {
     struct gate there, on;
 };

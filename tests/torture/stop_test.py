@@ -10,7 +10,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "api"))
-from daemon import QWEN, Daemon, Scratch, check_receipt, need, run, text_of  # noqa: E402
+from daemon import PATIENCE, QWEN, Daemon, Scratch, check_receipt, need, run, text_of  # noqa: E402
 
 LONG = {"max_output_tokens": 2000, "temperature": 0}
 
@@ -37,7 +37,7 @@ def stream(d, body, deltas, finished=None):
     return t
 
 
-def wait_for(deltas, kind, seconds=60):
+def wait_for(deltas, kind, seconds=PATIENCE):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for _, e in list(deltas):
