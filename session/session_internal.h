@@ -103,8 +103,7 @@ void hot_keep_within(struct session *s, const char *name, int64_t owner);
 /* Whether a waiting turn is within what its owner may have in pages, beside the turns of that owner that run (alone it
  * always is); drops idle contexts for it. */
 bool hot_within(struct session *s, const struct turn *t);
-/* Whether it would be when all had gone that may go; with `waited_for` also those turns that give way to it. Drops
- * nothing. */
+/* Whether it would be when all that may go had gone, with `waited_for` also turns that give way. Drops nothing. */
 bool hot_may_be_within(const struct session *s, const struct turn *t, bool waited_for);
 /* Drops all that are idle since before `before_ms`. */
 void hot_evict_idle(struct session *s, int64_t before_ms);
@@ -252,11 +251,10 @@ struct turn {
     struct engine_tokens raw_tokens;
     struct { /* how it is to be done; as in a session_turn, but for: */
         bool match, store, generate, count, raw, truncate, keeps, current_turn, retry, one_call, logprobs, has_digest;
-        bool background; /* behind all others where time or places are shared */
-        bool requeued;   /* it waited in the ledger when the process began */
-        bool begins;     /* only where its conversation holds nothing yet */
-        bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
-        bool adds;       /* it came with messages */
+        bool background;       /* behind all others where time or places are shared */
+        bool requeued, begins; /* it waited in the ledger at the start; only where its conversation holds nothing yet */
+        bool strips;           /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
+        bool adds;             /* it came with messages */
     } ask;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
@@ -620,8 +618,7 @@ void context_match_ephemeral(struct turn *t);
 /* The same at the end of the turn, its answer included, whatever it followed; all zero: not known. */
 void context_chat_hash(const struct turn *t, uint8_t out[32]);
 
-/* The row that the turn's tokens are added to: its parent's, or that of the parent's context without thinking. id 0:
- * none. */
+/* The row that the turn's tokens are added to: its parent's, or its context's without thinking. id 0: there is none. */
 const struct storage_turn *context_base(const struct turn *t);
 
 /* strip.c */

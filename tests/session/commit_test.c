@@ -463,6 +463,71 @@ static void test_saving_fails_once(void **state)
     rig_close(rig);
 }
 
+static int refuse(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
+{
+    (void)arg, (void)b, (void)c, (void)d;
+    return action == SQLITE_INSERT && !strcmp(a, "intents") ? SQLITE_DENY : SQLITE_OK;
+}
+
+static int refuse_run(struct storage_ledger *l, void *arg)
+{
+    stmt_finalize_all(l); /* they are prepared again */
+    return sqlite3_set_authorizer(l->db, arg ? refuse : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+static int there_run(struct storage_ledger *l, void *arg)
+{
+    return segment_exists(l, arg) == 1 ? 0 : -ENOENT;
+}
+
+static const uint8_t cut_off[STORAGE_KEY_BYTES] = {9};
+
+static void at_delta_cut(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)arg;
+    for (struct turn *t = a->rig->s->turns; t && ev->kind == SESSION_EVENT_DELTA; t = t->next)
+        if (!strcmp(t->response_id, a->id))
+            memcpy(t->hot->cut, cut_off, sizeof cut_off);
+}
+
+/* What was cut off goes with the saving, also where that has failed once. */
+static void test_cut_off_goes_later(void **state)
+{
+    (void)state;
+    static const uint8_t none[STORAGE_KEY_BYTES];
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct storage *st = rig->s->storage;
+    char saved[64], status[64], label[] = "abc";
+    uint8_t key[STORAGE_KEY_BYTES];
+    memcpy(key, cut_off, sizeof key);
+    rig_no_sweep(rig);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello", .seed = 1});
+    rig_saved(rig);
+    struct storage_segment segment = {
+        .key = {9}, .owner = rig->s->hots->owner, .count = 1, .label = label, .label_bytes = 4};
+    void *payload = calloc(1, rig->s->info->kv_token_bytes);
+    assert_non_null(payload);
+    assert_int_equal(storage_segment_put(st, &segment, &rig->s->layout, payload), 0);
+    assert_int_equal(storage_kv_flush(st, none, NULL, NULL), 0);
+    for (int i = 0; jobs_call(st, there_run, key); i++) {
+        assert_true(i < 1000);
+        (void)usleep(10000);
+    }
+    assert_int_equal(jobs_call(st, refuse_run, key), 0);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2, .hook = at_delta_cut});
+    rig_saved(rig);
+    assert_int_equal(jobs_call(st, there_run, key), 0);
+    assert_int_equal(jobs_call(st, refuse_run, NULL), 0);
+    *saved = '\0';
+    for (int i = 0; strcmp(saved, "yes"); i++) {
+        assert_true(i < 1000);
+        (void)usleep(10000);
+        assert_int_equal(rig_stored(rig, "ann", b->id, saved, status), 0);
+    }
+    assert_int_equal(jobs_call(st, there_run, key), -ENOENT);
+    rig_close(rig);
+}
+
 static int lose_run(struct storage_ledger *l, void *arg)
 {
     return sqlite3_exec(l->db, arg, NULL, NULL, NULL) == SQLITE_OK ? 0 : -EIO;
@@ -520,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_holds_are_lost),
         cmocka_unit_test(test_saving_fails_once),
         cmocka_unit_test(test_saving_resumes),
+        cmocka_unit_test(test_cut_off_goes_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
