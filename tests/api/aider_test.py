@@ -15,7 +15,9 @@ from daemon import BUILD, PATIENCE, QWEN, Daemon, Scratch, need, run
 AIDER = os.path.abspath(os.path.join(BUILD, "aider"))
 QUESTIONS = ["What does greet do? Answer in one short sentence.", "Change hello to goodbye.", "Thank you. Answer with one word."]
 CODE = "def greet(name):\n    return 'hello ' + name\n"
-AGAIN = 350  # tokens of a question and its answer, and of the next question with its rules
+# A small model may go on for ever, and what it says differs from day to day: aider tells it the date and the kernel.
+SETTINGS = "- name: openai/default\n  extra_params: {max_tokens: 160}\n"
+AGAIN = {"whole": 350, "diff": 700}  # tokens of a question and its answer, and of the next question with its rules
 # What its map of a repository wants; and errors of a litellm that is newer than its own, at which it stops.
 EMPTY = {"networkx.py": "", "numpy.py": "", "tree_sitter_languages.py": "get_language = get_parser = None\n"}
 SITE = """
@@ -40,13 +42,16 @@ class Aider:
         for name, text in {**EMPTY, "sitecustomize.py": SITE}.items():
             with open(os.path.join(stubs, name), "w") as f:
                 f.write(text)
+        settings = os.path.join(folder, "settings.yml")
+        with open(settings, "w") as f:
+            f.write(SETTINGS)
         env = {"HOME": folder, "PATH": os.environ["PATH"], "PYTHONPATH": f"{AIDER}:{stubs}", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "TERM": "dumb"}
         options = (
             "--model openai/default --openai-api-key unused --no-show-model-warnings --no-check-update --analytics-disable --no-gitignore --map-tokens 0 "
             "--yes-always --no-auto-lint --no-suggest-shell-commands --no-pretty --no-fancy-input --no-show-release-notes"
         ).split()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "aider", *options, "--openai-api-base", f"{d.url}/v1", *args, "greet.py"],
+            [sys.executable, "-m", "aider", *options, "--openai-api-base", f"{d.url}/v1", "--model-settings-file", settings, *args, "greet.py"],
             cwd=self.repo, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.said = ""
@@ -89,11 +94,13 @@ def chat(edits):
                 turns = {k: now["turns"][k] - before["turns"][k] for k in ("completed", "incomplete", "failed")}
                 tokens = {k: now["tokens"][k] - before["tokens"][k] for k in now["tokens"]}
                 before = now
-                assert turns["completed"] >= 1 and not turns["failed"] and tokens["reprefilled"] == 0, (turns, aider.said)
+                assert turns["completed"] + turns["incomplete"] >= 1 and not turns["failed"] and tokens["reprefilled"] == 0, (turns, aider.said)
                 first = first or tokens["prefilled"]
-                # An edit that it makes, or cannot make, is another past: it adds the file to the chat, and asks for a commit's message.
+                # An edit that it makes, or cannot make, is another past: it adds the file to the chat, and asks for a commit's message. So
+                # is an answer that was cut, which it does not keep.
                 edited |= turns["completed"] > 1
-                assert tokens["generated"] > 0 and (i == 0 or edited or tokens["prefilled"] <= AGAIN), (i, tokens, aider.said)
+                assert tokens["generated"] > 0 and (i == 0 or edited or tokens["prefilled"] <= AGAIN[edits]), (i, tokens, aider.said)
+                edited |= turns["incomplete"] > 0
             assert first > 500, first
             aider.say("/exit")
             assert aider.process.wait(60) == 0, aider.said
