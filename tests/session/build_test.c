@@ -16,7 +16,7 @@ static void look(struct answer *a, const struct session_event *ev, void *arg)
     for (const struct turn *t = a->rig->s->turns; t; t = t->next)
         if (!strcmp(t->response_id, a->id)) {
             seen->away = t->build.away;
-            for (size_t at = 0; at + seen->text.n <= t->context.n && !seen->whole; at++)
+            for (size_t at = 0; seen->text.n && at + seen->text.n <= t->context.n && !seen->whole; at++)
                 seen->whole = !memcmp(t->context.ids + at, seen->text.ids, seen->text.n * sizeof *seen->text.ids);
         }
 }
