@@ -439,7 +439,6 @@ static int run(struct cli *c, int argc, char **argv)
         return CLI_USAGE;
     }
     code = command->run(c, &o, argc, argv);
-    cli_detach(c);
     net_close(c->net);
     free(token);
     return code;
@@ -455,6 +454,7 @@ int main(int argc, char **argv)
     term_open(&c.term);
     interrupts_watch();
     int code = run(&c, argc, argv);
+    cli_detach(&c);
     if (c.term.out_error == 0)
         return code;
     /* A reader that went away knows. */
