@@ -95,11 +95,12 @@ static void request_free(struct conn *c)
     client_request_clear(&c->client);
 }
 
-void conn_look_acknowledged(struct conn *c)
+/* It has ended, and not by a reset: with that a peer says that it threw away what its system had acknowledged. */
+static void look_acknowledged(struct conn *c)
 {
     int left = 1; /* bytes, and our end behind them, that the peer's system has not acknowledged */
-    if (c->client.unacknowledged[0] && c->phase == CONN_LINGER && !c->out_head && ioctl(c->fd, SIOCOUTQ, &left) == 0 &&
-        left == 0) {
+    if (c->client.unacknowledged[0] && c->phase == CONN_LINGER && !c->reset && !c->out_head &&
+        ioctl(c->fd, SIOCOUTQ, &left) == 0 && left == 0) {
         client_acknowledged(&c->client);
     }
 }
@@ -125,7 +126,7 @@ static void chunk_free(struct conn *c)
 void conn_free(struct conn *c)
 {
     struct net *n = c->net;
-    conn_look_acknowledged(c);
+    look_acknowledged(c);
     if (!c->client.websocket) {
         tell(c, false);
     }
@@ -275,6 +276,7 @@ void conn_linger(struct conn *c)
     c->deadline_ms = now + LINGER_MS;
     c->linger_end_ms = now + (int64_t)c->net->config->timeout_seconds * 1000;
     if (shutdown(c->fd, SHUT_WR) != 0) {
+        c->reset = true;
         conn_drop(c);
     }
 }

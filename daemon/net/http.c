@@ -1,10 +1,10 @@
 /* http.c - HTTP/1.1: one request per connection, from its head to the last byte of its answer.
  *
  * The head is looked at in the socket until it is whole, and checked (head.c); then it is taken out, and the body is
- * read, up to the length that was announced; both have a deadline. Whatever comes behind the body
- * belongs to no request. An upgrade is lent to the library with a head that has the four lines that it needs, and
- * frames that came with it are still in the socket. A refusal is an answer as any other and needs no more of the body:
- * how the connection ends sees to it that it arrives.
+ * read, up to the length that was announced; both have a deadline. Whatever comes behind the body belongs
+ * to no request. An upgrade is lent to the library with a head that has the four lines that it needs, and frames that
+ * came with it are still in the socket. A refusal is an answer as any other and needs no more of the body: how the
+ * connection ends sees to it that it arrives.
  *
  * All response heads are made here, by one function.
  *

@@ -240,6 +240,7 @@ static void discard(struct conn *c)
 {
     ssize_t n = recv(c->fd, c->net->scratch, READ_BYTES, MSG_DONTWAIT);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        c->reset = n < 0;
         conn_drop(c);
     } else if (n > 0) {
         c->discarded += (size_t)n;
@@ -255,6 +256,7 @@ static void happened(struct conn *c, uint32_t events)
 {
     bool busy = c->phase == CONN_WORKING || c->phase == CONN_ANSWERING;
     if ((events & EPOLLERR) || (busy && (events & EPOLLHUP))) {
+        c->reset = events & EPOLLERR;
         conn_drop(c);
         return;
     }
@@ -341,7 +343,6 @@ bool net_check(struct net *n)
     }
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = n->buckets[i]; c; c = c->next) {
-            conn_look_acknowledged(c);
             check_conn(n, c, now, comment);
             busy |= !at_rest(c);
         }

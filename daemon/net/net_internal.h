@@ -80,6 +80,7 @@ struct conn {
     bool told;        /* and how it ended is in the log */
     bool over_limit;  /* it is only told so */
     bool half_closed; /* the peer sends no more */
+    bool reset;       /* it ended by throwing away what it had not read */
     int64_t half_closed_ms;
     bool early;                     /* the answer was begun before it was known */
     char allow[ROUTE_ALLOWED_SIZE]; /* of a 405 */
@@ -161,8 +162,6 @@ void conn_lend(struct conn *c, const char *head, size_t len);
 void conn_listen(struct conn *c);
 /* All is written: no more of us, and what still comes is thrown away until the peer ends or is quiet. */
 void conn_linger(struct conn *c);
-/* Whether the peer has all of a stored answer: the API is told once it has. */
-void conn_look_acknowledged(struct conn *c);
 
 /* ---- HTTP (http.c) -------------------------------------------------------------------------------------------------
  */

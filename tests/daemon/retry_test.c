@@ -65,6 +65,33 @@ static void repeated_posts(void **state)
     harness_stop(h);
 }
 
+/* What the peer's system has acknowledged has not come to whoever asked when it is thrown away there, as a proxy does
+ * whose client has gone. */
+static void thrown_away_posts(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char body[] = "{\"input\":\"echo a b\"}";
+    int fd = dial(h);
+    send_request(fd, "POST", "/v1/responses", NULL, body);
+    char piece[4096];
+    ssize_t there = 0;
+    for (ssize_t before = -1; there == 0 || there != before;) {
+        before = there;
+        usleep(100000);
+        there = recv(fd, piece, sizeof(piece), MSG_PEEK);
+        assert_true(there > 0);
+    }
+    assert_int_equal(recv(fd, piece, (size_t)there - 1, 0), there - 1);
+    usleep(100000);
+    close(fd);
+    struct reply r = call(h, "POST", "/v1/responses", "x-stainless-retry-count: 1\r\n", body);
+    assert_string_equal(str(r.json, "output.0.content.0.text"), "a b");
+    reply_free(&r);
+    assert_int_equal(fake_turns_started(), 1);
+    harness_stop(h);
+}
+
 /* A turn that ended because its reader went away is not what a retry gets: it runs anew. */
 static void abandoned_posts(void **state)
 {
@@ -162,6 +189,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(repeated_posts),
+        cmocka_unit_test(thrown_away_posts),
         cmocka_unit_test(abandoned_posts),
         cmocka_unit_test(idempotency_keys),
     };
