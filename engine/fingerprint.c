@@ -49,6 +49,8 @@ static int hash_engine(const struct engine *e, uint8_t out[32])
     update(&h, e->info.model_sha256, 32);
     update(&h, e->info.kv_type, strlen(e->info.kv_type) + 1);
     model_rope_hash(m, update, &h);
+    if (m->layers[0].rope < 0) /* the file's own word; where some layers alone do not rotate, the first does */
+        update(&h, "unrotated", 9);
     if (!h.failed && !EVP_DigestFinal_ex(h.md, out, NULL))
         h.failed = true;
     EVP_MD_CTX_free(h.md);

@@ -461,7 +461,7 @@ bool engine_kv_might_fit(const struct engine *e, struct engine_seq *const *kept,
         for (int i = 0; i < n_kept; i++)
             for (int k = 0; k < kept[i]->table[g].count; k++) {
                 int32_t page = kept[i]->table[g].pages[k];
-                held += page < 0 ? 0.0 : pool->uses[page] == 1 ? 1.0 : 1.0 / pool->uses[page];
+                held += page < 0 ? 0.0 : 1.0 / pool->uses[page];
             }
         if (pages_needed(e, NULL, g, n, 0, &copy_last) > pool->n_pages - held + 1e-6)
             return false;

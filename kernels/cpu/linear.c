@@ -6,11 +6,11 @@
  * is split.
  *
  * One token: the time is that of reading the weights, so groups are used straight from their packed form. Up to a tile
- * of tokens: likewise, a block of weights is unpacked in registers and meets one token after the other, while memory
- * goes on delivering. More tokens: a piece of a group is unpacked into a scratch that stays in the first-level cache
- * and meets tile after tile of activations, where the set gains by it together with that of a second group. Tokens are
- * taken in batches whose activations fit into the second-level cache. All add in one order: a piece's blocks, then the
- * pieces.
+ * of tokens: likewise, a block of weights, or half of one, is unpacked in registers and meets one token after the
+ * other, while memory goes on delivering. More tokens: a piece of a group is unpacked into a scratch that stays in the
+ * first-level cache and meets tile after tile of activations, where the set gains by it together with that of a second
+ * group. Tokens are taken in batches whose activations fit into the second-level cache. All add in one order: a piece's
+ * blocks, then the pieces.
  *
  * A gated product takes the same rows of both matrices as a unit, so that what they give is activated, and quantized
  * for the next product, before it leaves the cache.

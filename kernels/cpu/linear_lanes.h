@@ -5,8 +5,8 @@
  * A step is a block of the file. visit() goes over them, 32 values at a time, and use() multiplies these weights with
  * one token or with a few, or stores them for later (unpack). Weights are unpacked in registers, a chunk of 4 values
  * when its turn has come: what a product costs here is its loads, so that all parts and tokens that registers hold sums
- * for meet a chunk at once. Types and what is done with weights are constants of inlined functions, so that each pair
- * becomes a loop of its own.
+ * for meet a chunk at once; or half a block, which tokens meet one by one (by_halves()). Types and what is done with
+ * weights are constants of inlined functions, so that each pair becomes a loop of its own.
  *
  * The order of additions and every rounding are those of linear_portable.c.
  */
@@ -66,7 +66,8 @@ LANES_INLINE int offset_shift(enum kernels_type type)
  * these, which pays where it is soon done, or they are not many. */
 LANES_INLINE bool by_halves(enum kernels_type type, int tokens)
 {
-    return !LANES_WIDE && (weight_bits(type) % 4 != 0 || (weight_bits(type) == 4 && tokens > LANES_TILE_TOKENS));
+    const int bits = weight_bits(type);
+    return !LANES_WIDE && bits != 8 && (bits != 4 || tokens > LANES_TILE_TOKENS);
 }
 
 /* Tokens that meet unpacked weights at once. Q6_K has more sums under way. */
@@ -96,7 +97,7 @@ LANES_INLINE size_t step_bytes(enum kernels_type type)
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* 32 values of 16 rows: packed, as unpack() leaves them, or a part of them in registers. */
+/* 32 values of 16 rows: packed, as unpack() leaves them, or some of their chunks in registers. */
 struct weights {
     enum { PACKED, UNPACKED, HELD } form;
     int block;           /* of the two or four whose nibbles lie in the same lines */
@@ -106,7 +107,7 @@ struct weights {
     int high_bit;        /* Q5_K: which of a byte's */
     pfloats s[MOST_PARTS];
     pfloats second[MOST_PARTS];
-    pbytes held[8];
+    pbytes held[8]; /* HELD: [parts][HELD_CHUNKS] */
 };
 
 LANES_INLINE pbytes line(const uint8_t *p, int part)
@@ -159,12 +160,18 @@ LANES_INLINE void add_sum(float *acc, pfloats sum)
     pfloats_store(acc, pfloats_add(pfloats_load(acc), sum));
 }
 
-/* What n tokens, whose blocks begin at q, meet of a block: `parts` parts from part `part` on. Sums are [n][parts]. */
+/* What n tokens, whose blocks begin at q, meet of a block: its first `parts` parts. Sums are [n][parts]. */
 struct meeting {
-    int n, part, parts;
+    int n, parts;
     const uint8_t *q;
     const struct weights *w;
 };
+
+/* The int32 at `at` of the block of the token that sum i is of, shifted left, in every row. */
+LANES_INLINE pbytes token_ints(struct meeting m, int i, int at, int shift)
+{
+    return pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + at, shift);
+}
 
 /* p = the products of chunks [first, end), added to what p holds if that was begun. */
 LANES_INLINE void products(enum kernels_type type, struct meeting m, int first, int end, bool begun, pbytes *p)
@@ -174,14 +181,15 @@ LANES_INLINE void products(enum kernels_type type, struct meeting m, int first, 
         pbytes w[MOST_PARTS];
         KERNELS_UNROLL
         for (int part = 0; part < m.parts; part++)
-            w[part] = chunk(type, m.w, m.part + part, c);
+            w[part] = chunk(type, m.w, part, c);
         KERNELS_UNROLL
-        for (int i = 0; i < m.n * m.parts; i++) {
-            pbytes values = pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + c * 4, 0);
-            p[i] = pbytes_multiply(weight_bits(type), w[i % m.parts], values, begun || c > first, p[i]);
-        }
+        for (int i = 0; i < m.n * m.parts; i++)
+            p[i] = pbytes_multiply(weight_bits(type), w[i % m.parts], token_ints(m, i, c * 4, 0), begun || c > first,
+                                   p[i]);
     }
 }
+
+_Static_assert(!LANES_PAIRS(6) || LANES_TOGETHER(6) == 4, "a half's products and its offset are one sum of 16 bits");
 
 /* sum = sum, if it was begun, + the token's fact at `offset`, times the type's offset, if that is not 0, + sum over
  * chunks [first, end) of w * q. */
@@ -195,17 +203,14 @@ LANES_INLINE void dots(enum kernels_type type, struct meeting m, int first, int 
         const bool more = (offset && !pairs) || begun || c > first, begins = pairs || (LANES_WIDE && more);
         pbytes p[PRODUCTS];
         KERNELS_UNROLL
-        for (int i = 0; i < m.n * m.parts; i++) {
-            const uint8_t *q = m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES;
+        for (int i = 0; i < m.n * m.parts; i++)
             if (begins)
-                p[i] = offset && c == first ? pbytes_ints(q + offset, pairs ? 0 : offset_shift(type)) : sum[i];
-        }
+                p[i] = offset && c == first ? token_ints(m, i, offset, pairs ? 0 : offset_shift(type)) : sum[i];
         products(type, m, c, c + together, begins, p);
         KERNELS_UNROLL
         for (int i = 0; i < m.n * m.parts; i++) {
-            const uint8_t *q = m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES;
-            if (offset && !pairs && c == first)
-                sum[i] = pbytes_ints(q + offset, offset_shift(type));
+            if (offset && !begins && c == first)
+                sum[i] = token_ints(m, i, offset, offset_shift(type));
             sum[i] = pbytes_add_up(p[i], more, sum[i]);
         }
     }
@@ -223,20 +228,19 @@ LANES_INLINE void add_products(enum kernels_type type, struct meeting m, pbytes 
     const int offset = offset_fact(type);
     KERNELS_UNROLL
     for (int i = 0; i < m.n * m.parts; i++)
-        sum[i] = pbytes_add_up(sum[i], offset,
-                               pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + offset, offset_shift(type)));
+        sum[i] = pbytes_add_up(sum[i], offset, offset ? token_ints(m, i, offset, offset_shift(type)) : sum[i]);
 }
 
 /* A block's sum of products and what belongs to it, added to acc. */
 LANES_INLINE void add_block(enum kernels_type type, struct meeting m, const pbytes *sum, pfloats *acc)
 {
-    const pfloats *s = m.w->s + m.part, *second = m.w->second + m.part;
     KERNELS_UNROLL
     for (int i = 0; i < m.n * m.parts; i++) {
         int t = i / m.parts, part = i % m.parts;
-        acc[i] = pfloats_fma(pfloats_mul(s[part], fact(m.q, t, KERNELS_TOKEN_D)), pfloats_from_int(sum[i]), acc[i]);
+        acc[i] =
+            pfloats_fma(pfloats_mul(m.w->s[part], fact(m.q, t, KERNELS_TOKEN_D)), pfloats_from_int(sum[i]), acc[i]);
         if (has_minimum(type))
-            acc[i] = pfloats_fma(second[part], fact(m.q, t, KERNELS_TOKEN_DSUM), acc[i]);
+            acc[i] = pfloats_fma(m.w->second[part], fact(m.q, t, KERNELS_TOKEN_DSUM), acc[i]);
     }
 }
 
@@ -247,7 +251,7 @@ LANES_INLINE void first_half(struct meeting m, pfloats *low)
     dots(KERNELS_Q6_K, m, 0, 4, KERNELS_TOKEN_NEG_LOW, false, sum);
     KERNELS_UNROLL
     for (int i = 0; i < m.n * m.parts; i++)
-        low[i] = pfloats_mul(m.w->s[m.part + i % m.parts], pfloats_from_int(sum[i]));
+        low[i] = pfloats_mul(m.w->s[i % m.parts], pfloats_from_int(sum[i]));
 }
 
 LANES_INLINE void second_half(struct meeting m, const pfloats *low, pfloats *acc)
@@ -256,7 +260,7 @@ LANES_INLINE void second_half(struct meeting m, const pfloats *low, pfloats *acc
     dots(KERNELS_Q6_K, m, 4, 8, KERNELS_TOKEN_NEG_HIGH, false, sum);
     KERNELS_UNROLL
     for (int i = 0; i < m.n * m.parts; i++) {
-        pfloats both = pfloats_fma(m.w->second[m.part + i % m.parts], pfloats_from_int(sum[i]), low[i]);
+        pfloats both = pfloats_fma(m.w->second[i % m.parts], pfloats_from_int(sum[i]), low[i]);
         acc[i] = pfloats_fma(fact(m.q, i / m.parts, KERNELS_TOKEN_D), both, acc[i]);
     }
 }
@@ -292,19 +296,18 @@ LANES_INLINE void ask(const uint8_t *line, int n)
         _mm_prefetch((const char *)line + i * 64, _MM_HINT_T1);
 }
 
-/* USE_FEW: tokens [first, first + n) of the tile with `parts` parts from part `part` on. */
-LANES_INLINE void use_few(enum kernels_type type, struct sink *k, const struct weights *w, int first, int n, int part,
-                          int parts)
+/* USE_FEW: tokens [first, first + n) of the tile. */
+LANES_INLINE void use_few(enum kernels_type type, struct sink *k, const struct weights *w, int first, int n)
 {
     pfloats acc[PRODUCTS];
-    float *sums = k->sums + first * KERNELS_ROW_GROUP + part * PART_ROWS;
+    float *sums = k->sums + first * KERNELS_ROW_GROUP;
     KERNELS_UNROLL
-    for (int i = 0; i < n * parts; i++)
-        acc[i] = pfloats_load(sums + i / parts * KERNELS_ROW_GROUP + i % parts * PART_ROWS);
-    multiply(type, (struct meeting){n, part, parts, k->tile + first * KERNELS_TOKEN_BLOCK_BYTES, w}, acc);
+    for (int i = 0; i < n * LANES_PARTS; i++)
+        acc[i] = pfloats_load(sums + i * PART_ROWS);
+    multiply(type, (struct meeting){n, LANES_PARTS, k->tile + first * KERNELS_TOKEN_BLOCK_BYTES, w}, acc);
     KERNELS_UNROLL
-    for (int i = 0; i < n * parts; i++)
-        pfloats_store(sums + i / parts * KERNELS_ROW_GROUP + i % parts * PART_ROWS, acc[i]);
+    for (int i = 0; i < n * LANES_PARTS; i++)
+        pfloats_store(sums + i * PART_ROWS, acc[i]);
 }
 
 /* Weights as unpack() leaves them, whose parts lie `apart` bytes from each other. */
@@ -338,19 +341,26 @@ union half {
     pfloats low[LANES_PARTS];
 };
 
-LANES_INLINE void use_half(enum kernels_type type, struct meeting m, bool second, union half *half, float *sums)
+/* Whether the first half is added up to 32 bits, or its products go on in the second. */
+LANES_INLINE bool halves_added(enum kernels_type type)
 {
-    const bool added = LANES_TOGETHER(4) < 8 || weight_bits(type) != 4; /* up to 32 bits, or products still */
+    (void)type; /* where all types are added alike */
+    return LANES_TOGETHER(weight_bits(type)) < 8;
+}
+
+LANES_INLINE void begin_block(enum kernels_type type, struct meeting m, union half *half)
+{
+    if (type == KERNELS_Q6_K)
+        first_half(m, half->low);
+    else if (halves_added(type))
+        dots(type, m, 0, 4, offset_fact(type), false, half->sum);
+    else
+        products(type, m, 0, 4, false, half->sum);
+}
+
+LANES_INLINE void end_block(enum kernels_type type, struct meeting m, const union half *half, float *sums)
+{
     pfloats acc[LANES_PARTS];
-    if (!second) {
-        if (type == KERNELS_Q6_K)
-            first_half(m, half->low);
-        else if (added)
-            dots(type, m, 0, 4, offset_fact(type), false, half->sum);
-        else
-            products(type, m, 0, 4, false, half->sum);
-        return;
-    }
     KERNELS_UNROLL
     for (int part = 0; part < LANES_PARTS; part++)
         acc[part] = pfloats_load(sums + part * PART_ROWS);
@@ -361,7 +371,7 @@ LANES_INLINE void use_half(enum kernels_type type, struct meeting m, bool second
         KERNELS_UNROLL
         for (int part = 0; part < LANES_PARTS; part++)
             sum[part] = half->sum[part];
-        if (added) {
+        if (halves_added(type)) {
             dots(type, m, 4, 8, 0, true, sum);
         } else {
             products(type, m, 4, 8, true, sum);
@@ -384,9 +394,13 @@ LANES_INLINE void use_halves(enum kernels_type type, struct sink *k, const struc
         __asm__ volatile("" ::: "memory"); /* what is loaded before its turn would find no register */
         const struct weights h = held(type, w, i * 4);
         ask(k->ahead + line * 64, k->lines * (i + 1) / 2 - line);
-        for (int t = 0; t < k->tokens; t++)
-            use_half(type, (struct meeting){1, 0, LANES_PARTS, k->tile + t * KERNELS_TOKEN_BLOCK_BYTES, &h}, i > 0,
-                     &half[t], k->sums + t * KERNELS_ROW_GROUP);
+        for (int t = 0; t < k->tokens; t++) {
+            const struct meeting m = {1, LANES_PARTS, k->tile + t * KERNELS_TOKEN_BLOCK_BYTES, &h};
+            if (i == 0)
+                begin_block(type, m, &half[t]);
+            else
+                end_block(type, m, &half[t], k->sums + t * KERNELS_ROW_GROUP);
+        }
     }
 }
 
@@ -412,18 +426,18 @@ LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, cons
         }
         k->out += KERNELS_UNPACKED_BLOCK_BYTES;
     } else if (how == USE_ONE) {
-        multiply(type, (struct meeting){1, 0, LANES_PARTS, k->tile, &w}, k->one);
+        multiply(type, (struct meeting){1, LANES_PARTS, k->tile, &w}, k->one);
         k->tile += KERNELS_TOKEN_BLOCK_BYTES;
     } else {
         int t = 0;
         for (; t + 4 <= k->tokens; t += 4)
-            use_few(type, k, &w, t, 4, 0, LANES_PARTS);
+            use_few(type, k, &w, t, 4);
         if (k->tokens & 2) {
-            use_few(type, k, &w, t, 2, 0, LANES_PARTS);
+            use_few(type, k, &w, t, 2);
             t += 2;
         }
         if (k->tokens & 1)
-            use_few(type, k, &w, t, 1, 0, LANES_PARTS);
+            use_few(type, k, &w, t, 1);
         k->tile += k->tokens * KERNELS_TOKEN_BLOCK_BYTES;
     }
 }
@@ -641,7 +655,7 @@ LANES_INLINE void tile_part(enum kernels_type type, int each, struct side side, 
         sum[i] = pfloats_zero();
     for (int b = 0; b < count * each; b++) {
         struct weights w = unpacked_weights(unpacked, parts, side.apart);
-        multiply(type, (struct meeting){n, 0, parts, tile, &w}, sum);
+        multiply(type, (struct meeting){n, parts, tile, &w}, sum);
         unpacked += KERNELS_UNPACKED_BLOCK_BYTES;
         if (each == 1 || b % 2)
             tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;

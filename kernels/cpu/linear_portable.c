@@ -1,8 +1,8 @@
-/* linear_portable.c - products without special instructions: the specification of what linear_avx2.c and
- * linear_avx512.c compute.
+/* linear_portable.c - products without special instructions: the specification of what the sets of linear_lanes.h
+ * compute.
  *
  * Every sum over the values of a block is an exact integer. Everything else is written out as the roundings that
- * happen, in the order in which they happen: one chain of fused multiply-adds per output, blocks ascending.
+ * happen, in the order in which they happen: one chain of fused multiply-adds per piece of an output, blocks ascending.
  */
 #include "kernels/cpu/linear_internal.h"
 

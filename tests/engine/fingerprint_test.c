@@ -64,15 +64,17 @@ static void test_every_setting_counts_alone(void **state)
     (void)state;
     double freq[2][2] = {{1.0, 0.01}, {1.0, 0.02}};
     struct engine base = {.info.kv_type = "bf16"};
-    struct model_layer layers[3] = {0}, heads[3], dims[3], last[3];
+    struct model_layer layers[3] = {0}, heads[3], dims[3], last[3], unrotated[3];
     for (int l = 0; l < 3; l++)
         layers[l].kv = (struct kernels_kv){.kv_heads = 2, .head_dim = 8};
     memcpy(heads, layers, sizeof layers);
     memcpy(dims, layers, sizeof layers);
     memcpy(last, layers, sizeof layers);
+    memcpy(unrotated, layers, sizeof layers);
     heads[0].kv.kv_heads = heads[1].kv.kv_heads = 1;
     dims[0].kv.head_dim = dims[1].kv.head_dim = 16;
     last[1].kv.head_dim = 16;
+    unrotated[0].rope = unrotated[1].rope = -1;
     base.model = (struct model){.n_layers = 2, .layers = layers};
     for (int g = 0; g < MODEL_ROPES; g++)
         base.model.rope[g] = (struct model_rope){.rot = 4, .inv_freq = freq[g], .magnitude = 1};
@@ -96,6 +98,7 @@ static void test_every_setting_counts_alone(void **state)
     VARIANT(e.model.layers = heads);
     VARIANT(e.model.layers = dims);
     VARIANT(e.model.layers = last);
+    VARIANT(e.model.layers = unrotated);
     VARIANT(e.model.rope[0].inv_freq = changed);
     VARIANT(e.model.rope[1].inv_freq = changed);
     VARIANT(e.model.rope[0].magnitude = 1.1);
