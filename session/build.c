@@ -22,7 +22,8 @@ static bool is_long(const struct turn *t)
 {
     const struct found *f = &t->found;
     const char *instructions = t->instructions ? t->instructions : f->conversation.instructions;
-    size_t bytes = f->parent.id ? 0 : length(t->tools) + length(instructions);
+    const bool anew = !f->parent.id || f->n_path; /* it begins with these, or may */
+    size_t bytes = length(t->opening) + (anew ? length(t->tools) + length(instructions) : 0);
     for (size_t i = f->matched; bytes <= AT_ONCE_BYTES && i < t->n_messages; i++)
         bytes += t->messages[i].len;
     for (size_t i = 0; bytes <= AT_ONCE_BYTES && i < f->n_path; i++)
@@ -41,12 +42,13 @@ static void make(void *arg)
     turn_back(t, built_away);
 }
 
-/* The oldest that waits for it. */
+/* The oldest that waits for it; those of the background are last. */
 static void next(struct session *s)
 {
-    struct turn *t = s->turns;
-    while (t && !t->build.waits)
-        t = t->next;
+    struct turn *t = NULL;
+    for (struct turn *other = s->turns; other; other = other->next)
+        if (other->build.waits && (!t || (t->ask.background && !other->ask.background)))
+            t = other;
     if (!t)
         return;
     t->build.waits = false;
@@ -78,7 +80,9 @@ void build_start(struct turn *t)
     struct session *s = t->session;
     t->follows = context_ephemeral(t);
     if (!is_long(t)) {
-        turn_built(t, context_build(t));
+        int rc = context_build(t);
+        t->follows = NULL;
+        turn_built(t, rc);
         return;
     }
     if (t->follows)

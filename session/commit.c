@@ -43,13 +43,7 @@ static void remember_ephemeral(struct turn *t)
             t->session->ephemerals = e;
             return;
         }
-        engine_tokens_free(&e->tokens);
-        free(e->owner);
-        free(e->response_id);
-        free(e->instructions);
-        free(e->tools);
-        free(e->calls);
-        free(e);
+        ephemeral_free(e);
     }
     session_log(t->session, LOG_WARNING, "no memory to remember a response that is not stored");
 }
@@ -281,6 +275,7 @@ static void drops_back(struct saving *saving)
     for (int i = 0; i < 2; i++)
         if (!memcmp(ends[i], no_key, sizeof no_key))
             memcpy(ends[i], saving->drop[i], sizeof no_key);
+    memset(saving->drop, 0, sizeof saving->drop);
 }
 
 static void kv_saved(struct session *s, void *arg)

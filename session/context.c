@@ -121,17 +121,9 @@ static int append_bytes(struct engine_tokens *out, const void *bytes, size_t n)
     return engine_tokens_append(out, bytes, n / sizeof(engine_token));
 }
 
-/* The turn is to fail; the message is a constant, or the turn's. */
-static int refuse(struct turn *t, int rc, enum session_failure failure, const char *message)
-{
-    t->found.failure = failure;
-    t->found.message = message;
-    return rc;
-}
-
 static int out_of_memory(struct turn *t)
 {
-    return refuse(t, -ENOMEM, SESSION_INTERNAL, "out of memory");
+    return turn_refuse(t, -ENOMEM, SESSION_INTERNAL, "out of memory");
 }
 
 static int render(struct turn *t, const struct engine_message *messages, size_t n, bool open)
@@ -142,7 +134,7 @@ static int render(struct turn *t, const struct engine_message *messages, size_t 
     if (!rc)
         return 0;
     (void)snprintf(t->end.detail, sizeof t->end.detail, "%s", err[0] ? err : "the messages could not be rendered");
-    return refuse(t, rc, rc == -ENOTSUP || rc == -EINVAL ? SESSION_INVALID : SESSION_INTERNAL, t->end.detail);
+    return turn_refuse(t, rc, rc == -ENOTSUP || rc == -EINVAL ? SESSION_INVALID : SESSION_INTERNAL, t->end.detail);
 }
 
 /* The new messages of the turn behind what is in the context; what a context begins with comes first when it is empty.
@@ -302,7 +294,7 @@ static int refuse_change(struct turn *t, const char *what)
 {
     (void)snprintf(t->end.detail, sizeof t->end.detail,
                    "the %s of a response that is not stored cannot change; send the whole conversation", what);
-    return refuse(t, -EINVAL, SESSION_INVALID, t->end.detail);
+    return turn_refuse(t, -EINVAL, SESSION_INVALID, t->end.detail);
 }
 
 /* The past rendered anew. For another model the tokens of its answers say nothing. */
@@ -327,7 +319,7 @@ static int build_stripped(struct turn *t)
     if (rc || !t->past.rebased || t->past.drop_turns)
         return rc;
     if (!t->past.known || memcmp(t->past.hash, f->parent.chat_hash, sizeof t->past.hash) != 0)
-        return refuse(t, -EINVAL, SESSION_INVALID, "not all that was said before is stored");
+        return turn_refuse(t, -EINVAL, SESSION_INVALID, "not all that was said before is stored");
     return 0;
 }
 
@@ -337,7 +329,7 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
     if (!t->ask.match && e->calls && items_check_open(t, e->calls, &wrong))
         return out_of_memory(t);
     if (wrong)
-        return refuse(t, -EINVAL, SESSION_INVALID, wrong);
+        return turn_refuse(t, -EINVAL, SESSION_INVALID, wrong);
     if (engine_tokens_append(&t->context, e->tokens.ids, e->tokens.n))
         return out_of_memory(t);
     memcpy(t->past.hash, e->chat_hash, sizeof t->past.hash);
@@ -463,7 +455,7 @@ static int build_raw(struct turn *t)
         if (t->raw_tokens.ids[i] >= t->session->info->n_vocab) {
             (void)snprintf(t->end.detail, sizeof t->end.detail, "the model has no token %d: there are %d",
                            t->raw_tokens.ids[i], t->session->info->n_vocab);
-            return refuse(t, -EINVAL, SESSION_INVALID, t->end.detail);
+            return turn_refuse(t, -EINVAL, SESSION_INVALID, t->end.detail);
         }
     int rc = t->raw_tokens.n ? engine_tokens_append(&t->context, t->raw_tokens.ids, t->raw_tokens.n)
                              : engine_tokenize(e, m->text, m->len, true, &t->context);
@@ -576,14 +568,14 @@ int context_build(struct turn *t)
         return out_of_memory(t);
     if (t->opening && (rc = engine_chat_open_text(s->engine, t->opening, strlen(t->opening), &t->context)))
         return rc == -ENOMEM ? out_of_memory(t)
-                             : refuse(t, rc, SESSION_INVALID, "the answer cannot begin with this text");
+                             : turn_refuse(t, rc, SESSION_INVALID, "the answer cannot begin with this text");
     if (engine_tokens_append(&t->context, t->opening_ids.ids, t->opening_ids.n))
         return out_of_memory(t);
     t->n_opened = (int)(t->context.n - before);
     for (size_t i = 0; i < t->context.n; i++)
         if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab)
-            return refuse(t, -EBADMSG, SESSION_LEDGER,
-                          "the stored tokens of this conversation do not belong to this model");
+            return turn_refuse(t, -EBADMSG, SESSION_LEDGER,
+                               "the stored tokens of this conversation do not belong to this model");
     t->n_prompt = (int)t->context.n;
     return 0;
 }

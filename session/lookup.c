@@ -17,18 +17,11 @@
 
 /* ---- find: what does the turn follow? ---- */
 
-static int refuse(struct turn *t, enum session_failure failure, const char *message)
-{
-    t->found.failure = failure;
-    t->found.message = message;
-    return 0;
-}
-
 /* What it would follow was in memory alone. Where it is there still the turn does (turn_found()). */
 static int not_stored(struct turn *t)
 {
-    return refuse(t, SESSION_PREVIOUS_NOT_FOUND,
-                  "what came before was not stored, and is not there any more; send the whole conversation");
+    return turn_refuse(t, 0, SESSION_PREVIOUS_NOT_FOUND,
+                       "what came before was not stored, and is not there any more; send the whole conversation");
 }
 
 /* What naming a response as the one to be followed means: one that failed stands for what it followed. Nothing follows
@@ -36,7 +29,7 @@ static int not_stored(struct turn *t)
 static int follow(struct turn *t, const struct storage_turn *turn, int64_t *parent)
 {
     if (turn->status >= STORAGE_TURN_RUNNING)
-        return refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be followed has not ended yet");
+        return turn_refuse(t, 0, SESSION_CONVERSATION_LOCKED, "the response to be followed has not ended yet");
     *parent = turn->status == STORAGE_TURN_FAILED ? turn->parent : turn->id;
     return !*parent && turn->unstored ? not_stored(t) : 0;
 }
@@ -47,7 +40,7 @@ static int find_previous(struct storage_ledger *l, struct turn *t, int64_t *pare
     struct storage_turn turn;
     int rc = storage_turn_get(l, f->owner.id, t->previous, 0, &turn);
     if (rc == -ENOENT)
-        return refuse(t, SESSION_PREVIOUS_NOT_FOUND, "there is no response with this id");
+        return turn_refuse(t, 0, SESSION_PREVIOUS_NOT_FOUND, "there is no response with this id");
     if (rc)
         return rc;
     follow(t, &turn, parent);
@@ -113,7 +106,7 @@ static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *pare
     struct storage_turn turn;
     int rc = storage_turn_get(l, f->owner.id, t->response_id, STORAGE_TURN_ITEMS, &turn);
     if (rc == -ENOENT)
-        return refuse(t, SESSION_GONE, "the response was deleted");
+        return turn_refuse(t, 0, SESSION_GONE, "the response was deleted");
     if (rc)
         return rc;
     size_t fresh = 0;
@@ -140,15 +133,15 @@ static int find_replaced(struct storage_ledger *l, struct turn *t)
     struct storage_turn turn;
     int rc = storage_turn_get(l, t->found.owner.id, t->replaces, 0, &turn);
     if (rc == -ENOENT)
-        return refuse(t, SESSION_GONE, "what was to be replaced has been deleted");
+        return turn_refuse(t, 0, SESSION_GONE, "what was to be replaced has been deleted");
     if (rc)
         return rc;
     bool last = turn.status < STORAGE_TURN_RUNNING &&
                 (turn.id == c->head || (turn.status == STORAGE_TURN_FAILED && turn.parent == c->head));
     if (turn.conversation != c->id || !last)
-        refuse(t, SESSION_CONVERSATION_LOCKED, "the conversation has gone on meanwhile");
+        turn_refuse(t, 0, SESSION_CONVERSATION_LOCKED, "the conversation has gone on meanwhile");
     else if (turn.unstored)
-        refuse(t, SESSION_INVALID, "what came before was not stored; the response can be deleted as a whole");
+        turn_refuse(t, 0, SESSION_INVALID, "what came before was not stored; the response can be deleted as a whole");
     storage_turn_free(&turn);
     return 0;
 }
@@ -236,17 +229,18 @@ static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *par
     struct storage_turn turn;
     int rc = storage_turn_get(l, f->owner.id, t->continues, STORAGE_TURN_ITEMS | STORAGE_TURN_TOKENS, &turn);
     if (rc == -ENOENT)
-        return refuse(t, SESSION_PREVIOUS_NOT_FOUND, "there is no response with this id");
+        return turn_refuse(t, 0, SESSION_PREVIOUS_NOT_FOUND, "there is no response with this id");
     if (rc)
         return rc;
     *parent = turn.parent;
     f->stripped.id = turn.base;
     if (turn.status >= STORAGE_TURN_RUNNING)
-        refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be gone on with has not ended yet");
+        turn_refuse(t, 0, SESSION_CONVERSATION_LOCKED, "the response to be gone on with has not ended yet");
     else if (turn.status != STORAGE_TURN_INCOMPLETE || !turn.answered)
-        refuse(t, SESSION_INVALID, "only an answer that was cut, of an incomplete response, can be gone on with");
+        turn_refuse(t, 0, SESSION_INVALID,
+                    "only an answer that was cut, of an incomplete response, can be gone on with");
     else if (!context_same_model(t, &turn))
-        refuse(t, SESSION_INVALID, "another model began this answer");
+        turn_refuse(t, 0, SESSION_INVALID, "another model began this answer");
     else
         rc = take_over(l, t, &turn);
     storage_turn_free(&turn);
@@ -266,7 +260,7 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
     struct found *f = &t->found;
     int rc = storage_conversation_get(l, f->owner.id, t->conversation, &f->conversation);
     if (rc == -ENOENT)
-        return refuse(t, SESSION_CONVERSATION_NOT_FOUND, "there is no conversation with this id");
+        return turn_refuse(t, 0, SESSION_CONVERSATION_NOT_FOUND, "there is no conversation with this id");
     if (rc)
         return rc;
     *parent = f->conversation.head;
@@ -286,7 +280,7 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
     if (rc && rc != -ENOENT)
         return rc;
     if (rc || turn.conversation != f->conversation.id)
-        refuse(t, SESSION_PREVIOUS_NOT_FOUND, "`parent` is not a response of this conversation");
+        turn_refuse(t, 0, SESSION_PREVIOUS_NOT_FOUND, "`parent` is not a response of this conversation");
     else
         follow(t, &turn, parent);
     if (!rc)
@@ -311,7 +305,7 @@ static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn 
     int rc = leaf < 0 ? leaf : 0;
     f->failure = SESSION_OK;
     if (!rc && first->status >= STORAGE_TURN_RUNNING)
-        refuse(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request has not ended yet");
+        turn_refuse(t, 0, SESSION_CONVERSATION_LOCKED, "the first attempt at this request has not ended yet");
     else if (!rc) {
         /* Its place is where the first one stood: not where others came behind that meanwhile, and what is matched goes
          * on where the match is. */
@@ -343,12 +337,12 @@ static int find_key(struct storage_ledger *l, struct turn *t, int64_t *parent)
     if (rc == -ENOENT)
         return 0; /* nothing was made with it */
     if (rc == -EINVAL)
-        return refuse(t, SESSION_KEY_REUSED, "this idempotency key came with another request before");
+        return turn_refuse(t, 0, SESSION_KEY_REUSED, "this idempotency key came with another request before");
     if (!rc && t->ask.store)
         rc = storage_turn_get(l, f->owner.id, target, 0, &first);
     free(target);
     if (rc == -ENOENT)
-        return refuse(t, SESSION_GONE, "what was made with this idempotency key has been deleted");
+        return turn_refuse(t, 0, SESSION_GONE, "what was made with this idempotency key has been deleted");
     return rc || !t->ask.store ? rc : repeat(l, t, &first, parent);
 }
 
@@ -426,7 +420,7 @@ static int find_limits(struct storage_ledger *l, struct turn *t)
     struct found *f = &t->found;
     int rc =
         limits_check(l, t->session, f->owner.id, t->owner, !f->conversation.id, f->over_limit, sizeof f->over_limit);
-    return rc == -EMFILE || rc == -EFBIG ? refuse(t, SESSION_QUOTA, f->over_limit) : rc;
+    return rc == -EMFILE || rc == -EFBIG ? turn_refuse(t, 0, SESSION_QUOTA, f->over_limit) : rc;
 }
 
 static int find_run(struct storage_ledger *l, void *arg)
@@ -437,10 +431,10 @@ static int find_run(struct storage_ledger *l, void *arg)
     int rc = storage_owner_get(l, t->owner, &f->owner);
     size_t len;
     if (t->tools && engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &len))
-        return refuse(t, SESSION_INVALID, "the definitions of tools could not be read");
+        return turn_refuse(t, 0, SESSION_INVALID, "the definitions of tools could not be read");
     const char *wrong = NULL;
     if (!rc && !(rc = items_resolve(l, t, &wrong)) && wrong)
-        return refuse(t, SESSION_INVALID, wrong);
+        return turn_refuse(t, 0, SESSION_INVALID, wrong);
     /* Stored, a digest must not tell what was asked to those who can guess it. */
     if (!rc && t->ask.has_digest)
         rc = accept_hash(&f->owner, t->digest, sizeof t->digest, t->digest_hash);
@@ -454,7 +448,7 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_previous(l, t, &parent);
     else if (!rc && t->ask.match)
         rc = find_match(l, t, &parent);
-    if (!rc && !t->ask.requeued) /* which is no repetition of itself */
+    if (!rc && !t->ask.requeued && !f->stored.id) /* which is no repetition of itself */
         rc = find_first(l, t, &parent);
     if (!rc && f->failure == SESSION_OK && t->ask.store && !t->ask.count && !turn_touches(t) && !t->ask.requeued &&
         !f->stored.id && !f->replaces && !t->replaces)
@@ -462,7 +456,7 @@ static int find_run(struct storage_ledger *l, void *arg)
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
     if (!rc && f->failure == SESSION_OK && !f->stored.id && !(rc = items_check_results(l, t, &wrong)) && wrong)
-        rc = refuse(t, SESSION_INVALID, wrong);
+        rc = turn_refuse(t, 0, SESSION_INVALID, wrong);
     return rc;
 }
 
@@ -470,9 +464,9 @@ static void find_done(void *arg, int rc)
 {
     struct turn *t = arg;
     if (session_disk_full(rc))
-        refuse(t, SESSION_DISK_FULL, "the disk is full: nothing can be written; free some space on the server");
+        turn_refuse(t, 0, SESSION_DISK_FULL, "the disk is full: nothing can be written; free some space on the server");
     else if (rc)
-        refuse(t, SESSION_LEDGER, "the conversation could not be read");
+        turn_refuse(t, 0, SESSION_LEDGER, "the conversation could not be read");
     turn_back(t, turn_found);
 }
 

@@ -160,7 +160,7 @@ void idle_take(struct session *s, struct hot *h);
 
 enum turn_state {
     TURN_BEHIND,     /* until the turn before it in its conversation, which ends, is over */
-    TURN_FINDING,    /* ledger job: what it follows; from here on `found` is set */
+    TURN_FINDING,    /* ledger job: what it follows; then `found` is set, and its context is made (build.c) */
     TURN_WAITING,    /* for a place among the running ones */
     TURN_PLANNING,   /* ledger job: which segments are stored */
     TURN_RUNNING,    /* restoring, prefilling, decoding */
@@ -573,6 +573,8 @@ void plan_drop(struct turn *t);
 /* [any thread] A job of the turn is over: run() goes on with it on the engine thread. */
 void turn_back(struct turn *t, void (*run)(struct session *s, void *arg));
 void turn_emit(struct turn *t, const struct session_event *ev);
+/* Whoever owns `found` says there why the turn is to fail; the message is a constant, or the turn's. Returns rc. */
+int turn_refuse(struct turn *t, int rc, enum session_failure failure, const char *message);
 /* How many are before a waiting turn. */
 void turn_tell_queue(struct turn *t);
 const char *turn_conversation_id(const struct turn *t);
@@ -699,7 +701,7 @@ int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong);
  * then; *wrong says what is not so. 0 or negative. */
 int items_check_results(struct storage_ledger *l, struct turn *t, const char **wrong);
 /* The calls of a turn that is over and of what was said to it that have no result yet, as JSON; NULL: out of memory.
- * The same check by them, of a turn that follows it where it is not stored. [engine thread] */
+ * The same check by them, of a turn that follows it where it is not stored. [whoever makes its context] */
 char *items_open_calls(const struct turn *t);
 int items_check_open(struct turn *t, const char *calls, const char **wrong);
 

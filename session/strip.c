@@ -1,5 +1,5 @@
 /* strip.c - contexts without the thinking of the turns before (`current_turn`). Engine thread, but for what is said to
- * be a job's.
+ * be a job's, and what of a context is told by whoever makes it.
  *
  * To take thinking out of the past makes another context of it, which no answer should have to wait for. So it is made
  * ahead: when an answer to which that was asked is stored, a warm-up of the background renders what came before it, its
@@ -135,11 +135,7 @@ static int is_wanted(struct storage_ledger *l, struct turn *t)
         id = row.answered ? 0 : row.parent;
         storage_turn_free(&row);
     }
-    if (!rc && !asked_for) {
-        f->failure = SESSION_INVALID;
-        f->message = "nobody asked for it";
-    }
-    return rc;
+    return rc || asked_for ? rc : turn_refuse(t, 0, SESSION_INVALID, "nobody asked for it");
 }
 
 int strip_find(struct storage_ledger *l, struct turn *t)
@@ -149,8 +145,7 @@ int strip_find(struct storage_ledger *l, struct turn *t)
     int rc = 0;
     f->stripped.id = 0;
     if (t->ask.strips && f->anew) {
-        f->failure = SESSION_INVALID;
-        f->message = "another model answered";
+        rc = turn_refuse(t, 0, SESSION_INVALID, "another model answered");
     } else if (t->ask.strips) {
         rc = is_wanted(l, t);
         rc = rc || f->failure != SESSION_OK ? rc : find_since(l, t);

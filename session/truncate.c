@@ -1,4 +1,5 @@
-/* truncate.c - a context that is too long loses its oldest turns, where the turn says that it may. Engine thread.
+/* truncate.c - a context that is too long loses its oldest turns, where the turn says that it may. Whoever makes the
+ * context.
  *
  * What is dropped is whole: a context begins with a user's message then, behind the instructions, the tools and the
  * system messages that it began with. So much goes that half of the context is left free, and what remains is rendered

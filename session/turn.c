@@ -1,12 +1,12 @@
 /* turn.c - a turn's life on the engine thread.
  *
- * FINDING (what does it follow?) -> WAITING (for a place) -> PLANNING (what is stored?) -> RUNNING (restore, prefill,
- * decode) -> COMMITTING -> OVER. From WAITING on it is accepted, and beside all this the ledger gets a row of it
- * (accept.c); what is told of it waits for that. A turn is refused or fails at any point by turn_fail(): before it is
- * accepted there is nothing of it, after that its input stays, as `failed`. It is stopped by turn_finish(), which
- * commits what there is. In RUNNING the sequence's length says how far it is:
- * segments are imported, and everything up to n_prompt that no segment brings is prefilled, in the order of positions,
- * so that a damaged segment in the middle costs only itself.
+ * FINDING (what does it follow? its context is made) -> WAITING (for a place) -> PLANNING (what is stored?) -> RUNNING
+ * (restore, prefill, decode) -> COMMITTING -> OVER. From WAITING on it is accepted, and beside all this the ledger gets
+ * a row of it (accept.c); what is told of it waits for that. A turn is refused or fails at any point by turn_fail():
+ * before it is accepted there is nothing of it, after that its input stays, as `failed`. It is stopped by
+ * turn_finish(), which commits what there is. In RUNNING the sequence's length says how far it is: segments are
+ * imported, and everything up to n_prompt that no segment brings is prefilled, in the order of positions, so that a
+ * damaged segment in the middle costs only itself.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -313,10 +313,18 @@ void turn_begin_behind(struct session *s)
             continue;
         if (!locked(t, OTHERS_ANY))
             start_finding(t);
-        else if (t->end.cancelled && locked(t, OTHERS_WORK)) /* that may take long, and what it follows is not there */
+        else if (t->end.cancelled && !t->ask.requeued && locked(t, OTHERS_WORK))
+            /* That may take long, and what it follows is not there. Of one that was given back there is a row. */
             turn_fail(t, SESSION_CONVERSATION_LOCKED,
-                      "it was stopped while another one in this conversation was waited for; nothing of it was kept");
+                      "it was stopped while another one was waited for; nothing of it was kept");
     }
+}
+
+int turn_refuse(struct turn *t, int rc, enum session_failure failure, const char *message)
+{
+    t->found.failure = failure;
+    t->found.message = message;
+    return rc;
 }
 
 /* What this request was answered with before is its answer. */

@@ -89,6 +89,12 @@ static int pack_uncopy(void *arg, uint32_t pack)
     return packs_unlink(arg, pack);
 }
 
+static int pack_give_up(void *arg, uint32_t pack)
+{
+    (void)packs_unlink(arg, pack);
+    return 0;
+}
+
 /* Of the packs of a folder, also those that are in the directory no longer. */
 static int packs_of(int tofd, int (*fn)(void *arg, uint32_t pack))
 {
@@ -232,7 +238,7 @@ int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, 
     if (!rc && (renameat(tofd, PART, tofd, "ledger.db") || fsync(tofd)))
         rc = fail(err, err_size, -errno, to, "ledger.db");
     if (rc && rc != -EEXIST && tofd >= 0) { /* what is no backup keeps nothing of anyone's */
-        (void)packs_of(tofd, pack_uncopy);
+        (void)packs_of(tofd, pack_give_up);
         (void)unlinkat(tofd, JOURNAL, 0);
         (void)unlinkat(tofd, PART, 0);
     }

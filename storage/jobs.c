@@ -1,11 +1,11 @@
 /* jobs.c - the ledger thread: jobs in order, group commit, and what follows a commit.
  *
- * The thread takes all jobs that wait (up to JOBS_BATCH), runs each in a savepoint (one alone needs none) of one
- * transaction per database, commits ledger.db (which syncs) and then kv.db (which does not), and only then reports. A
- * job that fails takes its own writes and its own list entries back; others are not touched. When the ledger's commit
- * fails every job of the batch is told. The index of segments is only a cache: when it cannot begin, commit or go on,
- * the ledger commits all the same, and only jobs fail that say that they write the index, or ask it for something from
- * then on.
+ * The thread takes all jobs that wait (up to JOBS_BATCH), runs each in a savepoint (one alone, without uses, needs
+ * none) of one transaction per database, commits ledger.db (which syncs) and then kv.db (which does not), and only then
+ * reports. A job that fails takes its own writes and its own list entries back; others are not touched. When the
+ * ledger's commit fails every job of the batch is told. The index of segments is only a cache: when it cannot begin,
+ * commit or go on, the ledger commits all the same, and only jobs fail that say that they write the index, or ask it
+ * for something from then on.
  *
  * What a job took away is cut out of the packs after the commit; see erase.c. Jobs that wait for that, because they
  * made room or deleted something for its owner, are reported later.
@@ -340,6 +340,16 @@ static int holds_run(struct storage_ledger *l, void *arg)
     return turns_hold_again(l, &l->holds_at, SWEEP_ROWS);
 }
 
+/* Deletions do not wait for the search any more, but for what it has given to the cutter. */
+static void waited_for_no_more(struct storage_ledger *l)
+{
+    l->searching = false;
+    erase_wait_for_cuts(l);
+    pthread_mutex_lock(&l->st->jobs_lock);
+    l->st->unpinned = true;
+    pthread_mutex_unlock(&l->st->jobs_lock);
+}
+
 /* A piece of the search for segments that nothing holds. Before the first one, turns hold what they can: what they held
  * may have been replaced by something that an older ledger does not know. */
 static void sweep(struct storage_ledger *l)
@@ -347,7 +357,8 @@ static void sweep(struct storage_ledger *l)
     bool holds = l->holds_at != INT64_MAX;
     int64_t *at = holds ? &l->holds_at : &l->sweep_at, before = *at;
     int rc = jobs_run_alone(l, holds ? holds_run : sweep_run);
-    l->searching &= rc != -EBADMSG; /* what is damaged is not waited for: the search may never get behind it */
+    if (l->searching && rc == -EBADMSG) /* the search may never get behind what is damaged */
+        waited_for_no_more(l);
     if (rc && (holds || l->gaps || l->searching)) {
         if (!l->sweep_failed)
             storage_log(l->st, LOG_WARNING, "what nothing holds cannot be searched for now; this is tried again: %s",
@@ -364,12 +375,11 @@ static void sweep(struct storage_ledger *l)
         l->sweep_at = l->sweep_at == before ? INT64_MAX : l->sweep_at;
     }
     if (l->sweep_at == INT64_MAX) {
-        bool waited = l->gaps || l->searching; /* deletions may have, for it */
-        if (waited)
-            erase_wait_for_cuts(l);
+        if (l->gaps || l->searching) {
+            l->gaps = false;
+            waited_for_no_more(l);
+        }
         pthread_mutex_lock(&l->st->jobs_lock);
-        l->st->unpinned |= waited;
-        l->gaps = l->searching = false;
         l->st->sweep_done = !l->st->sweep_wanted;
         pthread_cond_broadcast(&l->st->jobs_cond);
         pthread_mutex_unlock(&l->st->jobs_lock);

@@ -287,6 +287,44 @@ static void test_match_in_the_queue(void **state)
     }
 }
 
+/* One that was given back, and is stopped while a warm-up is in its way, ends in the ledger, too. */
+static void test_given_back_and_stopped(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1, .step_tokens = 64});
+    struct gate begun = GATE_CLOSED;
+    struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+    char *text = rig_text(1, 1000), saved[64], status[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *other =
+        rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_until_the_end, .hook_arg = &begun});
+    gate_wait(&begun, 1);
+    struct ask ask = {.conversation = "conv_a", .text = "hello", .request = "{}"};
+    struct answer *queued = rig_begin(rig, ask);
+    rig_stop(rig);
+    rig_end(other);
+    rig_end(queued);
+    rig_start(rig, rig->o);
+    assert_int_equal(rig_stored(rig, "ann", queued->id, saved, status), 0);
+    assert_string_equal(status, "queued");
+    struct answer *warm = rig_begin(
+        rig,
+        (struct ask){.conversation = "conv_a", .text = text, .warm = true, .hook = meet_at_prefill, .hook_arg = &m});
+    gate_wait(&m.there, 1);
+    rig->n_ids = (unsigned)atoi(queued->id + strlen("resp_")) - 1;
+    ask.requeued = true;
+    struct answer *again = rig_begin(rig, ask);
+    assert_string_equal(again->id, queued->id);
+    session_cancel(rig->s, "ann", again->id, SESSION_STOP_CANCELLED);
+    gate_open(&m.on);
+    rig_end(again);
+    rig_end(warm);
+    assert_int_equal(rig_stored(rig, "ann", again->id, saved, status), 0);
+    assert_string_not_equal(status, "queued");
+    free(text);
+    rig_close(rig);
+}
+
 static void test_too_many_wait(void **state)
 {
     (void)state;
@@ -511,6 +549,7 @@ int main(void)
         cmocka_unit_test(test_parent),
         cmocka_unit_test(test_match),
         cmocka_unit_test(test_match_in_the_queue),
+        cmocka_unit_test(test_given_back_and_stopped),
         cmocka_unit_test(test_too_many_wait),
         cmocka_unit_test(test_queue_is_shared),
         cmocka_unit_test(test_queue_of_many),
