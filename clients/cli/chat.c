@@ -12,7 +12,8 @@
 
 #define PROMPT      "> "
 #define PROMPT_MORE ". "
-#define SHOW_ITEMS  4 /* of a conversation that goes on */
+#define SHOW_ITEMS  4  /* of a conversation that goes on */
+#define ADDED_ITEMS 20 /* that can be added at once */
 
 struct chat {
     struct cli *cli;
@@ -67,8 +68,8 @@ static void say(struct chat *chat, const char *text)
 {
     struct cli *c = chat->cli;
     interrupts_clear();
-    if (!net_ws_is_open(c->net) && (chat->code = cli_wait_ready(c)) != CLI_OK)
-        return; /* it may have been started again, and load */
+    if ((chat->code = cli_wait_again(c)) != CLI_OK)
+        return;
     if (!chat->id) {
         chat->code = cli_create(c, text, chat->instructions, &chat->id);
         if (!chat->id)
@@ -468,40 +469,46 @@ static void do_undo(struct chat *chat, const char *argument)
     exchange_free(&last);
 }
 
-/* The last message put otherwise, and answered. */
-static void do_reword(struct chat *chat, const char *argument)
+/* The last message put otherwise, and answered; or, `answer`, the last answer, which the model has as its own then. */
+static void put_otherwise(struct chat *chat, const char *argument, bool answer)
 {
+    struct cli *c = chat->cli;
     struct exchange last;
     struct buf text = {0};
-    if (!exchange_find(chat->cli, chat->id, &last, &chat->code))
+    if (!exchange_find(c, chat->id, &last, &chat->code))
         return;
-    if (*argument)
+    const struct buf *old = answer ? &last.answered : &last.asked;
+    bool given = *argument != '\0', have = given;
+    if (answer && cJSON_GetArraySize(last.asked_items) >= ADDED_ITEMS) {
+        term_note(&c->term, "what was said here has too many parts for its answer to be put otherwise");
+        have = false;
+    } else if (given) {
         buf_str(&text, argument);
-    if (*argument || compose(chat, last.asked.len > 0 ? last.asked.data : "", &text)) {
-        line_reader_remember(chat->reader, text.data);
+    } else {
+        have = compose(chat, old->len > 0 ? old->data : "", &text);
+    }
+    if (have && !answer) {
+        if (!given)
+            line_reader_remember(chat->reader, text.data);
         run_turn(chat, text.data, last.parent, NULL);
+    } else if (have) {
+        turn_cool_down(c->net);
+        chat->code = exchange_correct(c, chat->id, &last, text.data);
+        if (chat->code == CLI_OK)
+            term_note(&c->term, "the answer is this now: your next message follows it");
     }
     buf_free(&text);
     exchange_free(&last);
 }
 
-/* The last answer put otherwise: the model has it as its own. */
+static void do_reword(struct chat *chat, const char *argument)
+{
+    put_otherwise(chat, argument, false);
+}
+
 static void do_correct(struct chat *chat, const char *argument)
 {
-    struct exchange last;
-    struct buf text = {0};
-    if (!exchange_find(chat->cli, chat->id, &last, &chat->code))
-        return;
-    if (*argument)
-        buf_str(&text, argument);
-    if (*argument || compose(chat, last.answered.len > 0 ? last.answered.data : "", &text)) {
-        turn_cool_down(chat->cli->net);
-        chat->code = exchange_correct(chat->cli, chat->id, &last, text.data);
-        if (chat->code == CLI_OK)
-            term_note(&chat->cli->term, "the answer is this now: your next message follows it");
-    }
-    buf_free(&text);
-    exchange_free(&last);
+    put_otherwise(chat, argument, true);
 }
 
 static void do_status(struct chat *chat, const char *argument)

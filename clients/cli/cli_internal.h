@@ -334,6 +334,8 @@ bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len)
 
 /* Waits, showing progress, until the model is loaded. CLI_OK or an exit code (told to the person). */
 int cli_wait_ready(struct cli *c);
+/* The same where the socket is closed: the daemon may have been started again, and load. */
+int cli_wait_again(struct cli *c);
 
 /* Tells the person how the turn ended: its error, or why the answer is cut and its receipt. Returns the exit code. */
 int cli_turn_outcome(struct cli *c, const struct turn_result *r);

@@ -16,7 +16,7 @@
 #define PAGE_ROWS     100
 #define LIST_ROWS     50 /* on a terminal, at most: the latest stand at the top of the screen */
 #define TITLE_CHARS   60
-#define NARROW        60 /* columns; below it a row has its title alone */
+#define NARROW        60 /* columns; below it a row of /list has number, time and title */
 #define SAID_LINES    12 /* of a message, when a conversation goes on */
 
 /* ---- requests ------------------------------------------------------------------------------------------------------
@@ -46,6 +46,15 @@ static int exit_code_of(int rc)
     return rc == -ECONNREFUSED ? CLI_NO_DAEMON : rc == -EINTR ? CLI_INTERRUPTED : CLI_FAILED;
 }
 
+/* What helps where this was refused, behind what the daemon says of it. code may be NULL. */
+static const char *remedy(const struct cli *c, const char *code)
+{
+    bool full = code && strcmp(code, "context_length_exceeded") == 0;
+    return full && (!c->sampling.truncation || strcmp(c->sampling.truncation, "auto") != 0)
+               ? " (with --truncation auto, in a chat /set truncation auto, the oldest turns are dropped)"
+               : "";
+}
+
 static void tell_refusal(struct cli *c, int status, const char *body)
 {
     cJSON *answer = cJSON_Parse(body);
@@ -58,7 +67,7 @@ static void tell_refusal(struct cli *c, int status, const char *body)
         term_error(&c->term, "%s (%s must be the daemon's address alone, such as %s)", message, net_url(c->net),
                    CLI_DEFAULT_URL);
     else if (message)
-        term_error(&c->term, "%s", message);
+        term_error(&c->term, "%s%s", message, remedy(c, json_string(error, "code", NULL)));
     else
         term_error(&c->term, "%s answers with HTTP status %d", net_url(c->net), status);
     cJSON_Delete(answer);
@@ -199,6 +208,11 @@ int cli_wait_ready(struct cli *c)
     }
 }
 
+int cli_wait_again(struct cli *c)
+{
+    return net_ws_is_open(c->net) ? CLI_OK : cli_wait_ready(c);
+}
+
 /* The library keeps what a refused upgrade was answered with to itself, so the same is asked for over HTTP. */
 static int tell_refused_upgrade(struct cli *c)
 {
@@ -243,15 +257,6 @@ static void tell_end(struct cli *c, const struct turn_result *r)
     buf_free(&text);
 }
 
-/* What helps where a turn was refused, behind what the daemon says of it. */
-static const char *remedy(const struct cli *c, const struct turn_result *r)
-{
-    bool full = r->code && strcmp(r->code, "context_length_exceeded") == 0;
-    return full && (!c->sampling.truncation || strcmp(c->sampling.truncation, "auto") != 0)
-               ? " (with --truncation auto, in a chat /set truncation auto, the oldest turns are dropped)"
-               : "";
-}
-
 int cli_turn_outcome(struct cli *c, const struct turn_result *r)
 {
     switch (r->end) {
@@ -269,7 +274,7 @@ int cli_turn_outcome(struct cli *c, const struct turn_result *r)
         if (r->code && strcmp(r->code, "conversation_locked") == 0)
             term_error(&c->term, "an answer is still being written in this conversation; try again when it has ended");
         else
-            term_error(&c->term, "%s%s", r->error ? r->error : "the turn failed", remedy(c, r));
+            term_error(&c->term, "%s%s", r->error ? r->error : "the turn failed", remedy(c, r->code));
         return r->rc ? exit_code_of(r->rc) : CLI_FAILED;
     case TURN_LOST:
         term_error(&c->term, "%s", r->error ? r->error : "the connection broke");

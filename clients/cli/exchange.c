@@ -11,8 +11,8 @@ cJSON *cli_last_response(struct cli *c, const char *id, int *code)
     struct buf path = {0};
     cJSON *about = NULL, *response = NULL;
     const char *at = NULL;
-    *code = CLI_OK;
-    if (id) {
+    *code = id ? cli_wait_again(c) : CLI_OK;
+    if (id && *code == CLI_OK) {
         buf_printf(&path, "/v1/conversations/%s", id);
         about = cli_call(c, "GET", path.data, NULL, code);
         const cJSON *head = json_field(about, "head");

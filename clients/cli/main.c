@@ -386,7 +386,7 @@ static const char *useless_option(const struct cli *c, const struct options *o, 
         return "--to belongs to evict";
     if (c->attached.len > 0 && command->run != ask && command->run != chat && command->run != resume)
         return "--file goes with a message: it belongs to ask, chat and resume";
-    if (o->json && (command->run == chat || command->run == resume))
+    if (o->json && command->run != ask && command->run != list && command->run != show && command->run != status)
         return "--json belongs to ask, list, show and status";
     return NULL;
 }
