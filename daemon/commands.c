@@ -91,11 +91,11 @@ static int verify(const char *dir, bool repair, const struct daemon_log *log)
     struct daemon_log to = *log;
     char err[512] = "";
     int rc = session_verify(dir, repair, print_line, NULL, log_line, &to, &n, err, sizeof(err));
+    give_back(dir, log);
     if (rc) {
         daemon_log(log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
         return EXIT_FAILURE;
     }
-    give_back(dir, log);
     printf("%llu conversations, %llu turns, %llu segments: %llu wrong", (unsigned long long)n.conversations,
            (unsigned long long)n.turns, (unsigned long long)n.segments, (unsigned long long)n.wrong);
     if (n.not_stored) {
@@ -142,9 +142,7 @@ static int backup(const char *data, const char *dir, bool with_kv, const struct 
     if (rc == -ENOENT || rc == -ECONNREFUSED) { /* nobody serves it: it is copied from here */
         struct daemon_log own = *log;
         rc = session_backup_of(data, to, with_kv, log_line, &own, err, sizeof(err));
-        if (!rc) {
-            give_back(data, log);
-        }
+        give_back(data, log);
     }
     if (rc) {
         daemon_log(log, LOG_ERR, "the backup failed: %s", err[0] ? err : strerror(-rc));

@@ -444,11 +444,15 @@ static char *user_path(const char *xdg, const char *home, const char *fallback, 
 static const char *flag_without_dashes(const char *word)
 {
     static const char *const actions[] = {"config", "check-config", "profile", "verify", "repair", "help", "version"};
-    const char *found = setting_find(word, strlen(word)) ? word : NULL;
-    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions) && !found; i++) {
-        found = strcmp(word, actions[i]) == 0 ? word : NULL;
+    if (setting_find(word, strlen(word))) {
+        return word;
     }
-    return found;
+    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions); i++) {
+        if (strcmp(word, actions[i]) == 0) {
+            return word;
+        }
+    }
+    return NULL;
 }
 
 /* The flags that say what to do, and the file; the settings among them come last, over the file's. */

@@ -326,8 +326,8 @@ static int add_message(struct message_list *l, const cJSON *message, const char 
     if (!name || message_role(name, &role)) {
         where(l, "role", param);
         api_error_set(l->e, 400, name || !l->ids ? "invalid_value" : "missing_required_parameter", param,
-                      "'%s' must be user, assistant, system%s developer%s.", param, l->ids ? " or" : ",",
-                      l->ids ? "" : " or tool");
+                      "'%s' must be user, assistant, %s.", param,
+                      l->ids ? "system or developer" : "system, developer or tool");
         return -1;
     }
     const cJSON *content = json_get(message, "content");

@@ -6,17 +6,10 @@ import sqlite3
 import subprocess
 import threading
 
-from daemon import BUILD, Daemon, Scratch, need, run, text_of
+from daemon import BUILD, MAKER, Daemon, Scratch, made_model, need, run, text_of
 
 CONVOD = os.path.join(BUILD, "convod")
-MODEL = os.path.join(BUILD, "tests", "service", "model")
 LONG = "the harbour master counted every ship twice " * 6
-
-
-def tiny(data):
-    path = os.path.join(data, "..", "tiny.gguf")
-    subprocess.run([MODEL, path], check=True)
-    return path
 
 
 def convod(*args):
@@ -50,7 +43,7 @@ def put_back(backup, data, packs=None):
 
 def backup_and_back():
     with Scratch() as data:
-        model = tiny(data)
+        model = made_model(data)
         d = Daemon(data, model=model)
         # Whoever copies or searches the directory meets plain files alone.
         assert all(os.path.isfile(os.path.join(data, name)) for name in os.listdir(data)), os.listdir(data)
@@ -136,7 +129,7 @@ def backup_and_back():
 
 def damage_is_found():
     with Scratch() as data:
-        model = tiny(data)
+        model = made_model(data)
         d = Daemon(data, model=model)
         c = d.conversation()
         ask(d, c, LONG)
@@ -191,7 +184,7 @@ def unusable():
         status, said = convod("--verify", nothing)
         assert status == 1 and "ledger.db" in said and os.listdir(nothing) == [], said
         os.rmdir(nothing)
-        Daemon(data, model=tiny(data)).stop()
+        Daemon(data, model=made_model(data)).stop()
         status, said = convod("backup", "/proc/nowhere/b", "--data", data)
         assert status == 1 and "/proc/nowhere/b" in said, said
 
@@ -202,7 +195,7 @@ def by_root():
         print("skip: only root gives files away")
         return
     with Scratch() as data:
-        d = Daemon(data, model=tiny(data))
+        d = Daemon(data, model=made_model(data))
         ask(d, d.conversation(), LONG)
         d.settle()
         d.stop()
@@ -220,5 +213,5 @@ def by_root():
             os.unlink(os.path.join(theirs, "lock"))
 
 
-need(MODEL)
+need(MAKER)
 run(backup_and_back, damage_is_found, unusable, by_root)

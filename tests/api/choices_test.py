@@ -3,9 +3,8 @@
 middle."""
 
 import json
-import time
 
-from daemon import PATIENCE, QWEN, Daemon, Scratch, need, read_events, run, send
+from daemon import PATIENCE, QWEN, Daemon, Scratch, need, read_events, run, send, until
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen", "Narvik"]}}, "required": ["city"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA, "strict": True}}]
@@ -42,10 +41,7 @@ def written(n):
 
 def queue(d, what):
     """Until the queue is as it should be."""
-    deadline = time.monotonic() + PATIENCE
-    while not what(q := d.ok("GET", "/v1/convod/status")["queue"]):
-        assert time.monotonic() < deadline, q
-        time.sleep(0.02)
+    until(lambda: what(d.ok("GET", "/v1/convod/status")["queue"]))
 
 
 def idle(d):

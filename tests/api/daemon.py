@@ -28,15 +28,24 @@ EXTRA = os.environ.get("CONVOD_TEST_ARGS", "").split()  # of every daemon, in fr
 
 def need(path):
     if not os.path.exists(path):
-        print(f"skip: {path} is missing (make model fetches models)")
+        print(f"skip: {path} is missing" + (" (make model fetches models)" if path.startswith(MODELS) else ""))
         sys.exit(77)
 
 
-def made_model(data, context, *kinds):
-    """A small model with random weights, beside the data; who uses it needs MAKER."""
+def made_model(data, *how):
+    """A small model with random weights, beside the data; how: its context, and what it can. Who uses it needs MAKER."""
     path = os.path.join(data, "..", "model.gguf")
-    subprocess.run([MAKER, path, str(context), *kinds], check=True)
+    subprocess.run([MAKER, path, *map(str, how)], check=True)
     return path
+
+
+def until(true, what="it did not come to that"):
+    """Waits for what comes by itself, which is returned."""
+    deadline = time.monotonic() + PATIENCE
+    while not (came := true()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+    return came
 
 
 class Daemon:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from daemon import PATIENCE, QWEN, Daemon, Scratch, need, read_events, run, send
+from daemon import QWEN, Daemon, Scratch, need, read_events, run, send, until
 
 FAKETIME = sorted(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1"))
 TALE = "Tell a very long tale of a ferry, a bridge, a lamp and a garden in winter."
@@ -19,13 +19,6 @@ def stream(d, body, receive_buffer=0):
 
 def queue(d):
     return d.ok("GET", "/v1/convod/status")["queue"]
-
-
-def until(true):
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
 
 
 def clock_jumps():

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 
-from daemon import BUILD, MAKER, PATIENCE, Daemon, Scratch, check_receipt, made_model, need, run
+from daemon import BUILD, MAKER, Daemon, Scratch, check_receipt, made_model, need, run, until
 
 ASK = {"max_output_tokens": 24, "reasoning": {"context": "current_turn"}}
 
@@ -31,13 +31,7 @@ def form(response):
 
 def rest(d):
     """Waits until nothing runs, and nothing is being saved."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        s = d.ok("GET", "/v1/convod/status")
-        if not (any(s["queue"].values()) or s["pending_saves"]):
-            return
-        time.sleep(0.02)
-    raise AssertionError(s)
+    until(lambda: not (any((s := d.ok("GET", "/v1/convod/status"))["queue"].values()) or s["pending_saves"]))
 
 
 def a_chat():

@@ -4,10 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from daemon import BUILD, PATIENCE, QWEN, Daemon, Scratch, need, run, text_of  # noqa: E402
+from daemon import BUILD, PATIENCE, QWEN, Daemon, Scratch, need, run, text_of, until  # noqa: E402
 
 need(QWEN)
 import websockets.exceptions  # noqa: E402
@@ -27,16 +26,6 @@ def as_(token, **more):
     return {"Authorization": f"Bearer {token}", **more}
 
 
-def soon(what, seconds=PATIENCE):
-    """The daemon sees a changed file by itself."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if what():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not happen")
-
-
 def websocket(d, **kw):
     return websockets.sync.client.connect(f"ws://{d.address}:{d.port}/v1/responses{kw.pop('query', '')}", **kw)
 
@@ -50,8 +39,8 @@ def handed_over():
         d.settle()
         alice = command(data, "add", "alice", "--inherit", "local")
         bob = command(data, "add", "bob")
-        soon(lambda: d.call("GET", "/v1/conversations")[0] == 401)
-        soon(lambda: [c["id"] for c in d.call("GET", "/v1/conversations", headers=as_(alice))[1]["data"]] == [conversation])
+        until(lambda: d.call("GET", "/v1/conversations")[0] == 401)
+        until(lambda: [c["id"] for c in d.call("GET", "/v1/conversations", headers=as_(alice))[1]["data"]] == [conversation])
         assert d.call("GET", "/v1/conversations", headers=as_(bob))[1]["data"] == []
         assert d.call("GET", f"/v1/responses/{first['id']}", headers=as_(bob))[0] == 404
         d.kill()

@@ -5,20 +5,11 @@ import json
 import os
 import socket
 import sqlite3
-import subprocess
 import time
 
-from daemon import BUILD, PATIENCE, QWEN, Daemon, Scratch, need, read_events, run, send, text_of
+from daemon import MAKER, PATIENCE, QWEN, Daemon, Scratch, made_model, need, read_events, run, send, text_of
 
-MODEL = os.path.join(BUILD, "tests", "service", "model")
 LONG = {"input": "Explain in detail how a sundial is built and read.", "temperature": 0, "max_output_tokens": 400}
-
-
-def tiny(data):
-    """A model with random weights, which answers at once."""
-    path = os.path.join(data, "..", "tiny.gguf")
-    subprocess.run([MODEL, path], check=True)
-    return path
 
 
 def questions(d, c):
@@ -55,7 +46,7 @@ def begin(d, c, **fields):
 def a_key_is_exact():
     """Across kill -9, and whatever others do; another body or another route with it is an error."""
     with Scratch() as data:
-        d = Daemon(data, model=tiny(data))
+        d = Daemon(data, model=made_model(data))
         c, key = d.conversation(), {"Idempotency-Key": "table-7"}
         body = {"conversation": c, "input": "book the table", "max_output_tokens": 4}
         first = d.call("POST", "/v1/responses", body, key)[1]
@@ -258,5 +249,5 @@ def in_the_background():
 
 
 need(QWEN)
-need(MODEL)
+need(MAKER)
 run(a_key_is_exact, a_retry_adds_no_turn, what_runs_is_there, killed_in_the_middle, in_the_background)

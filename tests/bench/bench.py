@@ -134,10 +134,10 @@ def drop_page_cache(folder):
 
 
 def plain_reads(folder, size, piece=1 << 21):
-    """ms in which the disk gives the first `size` bytes of the packs, which is what they hold, to as many plain readers as the daemon has."""
+    """ms in which the disk gives `size` bytes of the packs, which is what they hold, to as many plain readers as the daemon has."""
     drop_page_cache(folder)
     files = [os.open(os.path.join(folder, name), os.O_RDONLY) for name in os.listdir(folder) if name.startswith("pack-")]
-    pieces = [(fd, at) for fd in files for at in range(0, size, piece)]
+    pieces = [(fd, at) for fd in files for at in range(0, os.fstat(fd).st_size, piece)][: -(-size // piece)]
     buffers = [bytearray(piece) for _ in range(THREADS)]
 
     def read(first):
