@@ -113,7 +113,7 @@ class Pipes(Case):
     def test_an_option_of_another_command_is_refused(self):
         """It would do nothing, and a conversation that was to go on would be another one."""
         for arguments, said in ((["--continue"], "convo resume"), (["-c", "conv_1"], "convo resume"), (["list", "--continue"], "convo resume"),
-                                (["chat", "--keep"], "a chat is kept"), (["list", "--to", "ram"], "evict"), (["--json"], "ask, list"), (["rm", "conv_1", "--json"], "ask, list"),
+                                (["chat", "--keep"], "a chat is kept"), (["list", "--to", "ram"], "evict"), (["--json"], "ask, list"), (["delete", "conv_1", "--json"], "ask, list"),
                                 (["list", "-f", __file__], "--file goes with a message")):
             r = self.convo(*arguments)
             self.assertEqual((r.returncode, r.stdout), (2, ""), arguments)
