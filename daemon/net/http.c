@@ -116,9 +116,8 @@ static void send_head(struct conn *c, int status, const char *content_type, int6
                      status, status_text(status), date, content_type ? "Content-Type: " : "",
                      content_type ? content_type : "", content_type ? "\r\n" : "", framing, cors,
                      status == 401 ? "WWW-Authenticate: Bearer\r\n" : "",
-                     status == 426 ? "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" : "",
-                     retry, more ? more : "",
-                     status == 426 ? "Connection: close, upgrade\r\n" : "Connection: close\r\n");
+                     status == 426 ? "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" : "", retry,
+                     more ? more : "", status == 426 ? "Connection: close, upgrade\r\n" : "Connection: close\r\n");
     if (n < 0 || (size_t)n >= sizeof(head)) {
         conn_drop(c);
         return;
