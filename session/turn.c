@@ -448,7 +448,8 @@ void turn_built(struct turn *t, int rc)
         turn_fail(t, t->found.failure, t->found.message);
         return;
     }
-    if (t->build.away && !t->end.yielded && locked(t, OTHERS_ANY)) { /* meanwhile another one was found to be on its conversation */
+    if (t->build.away && !t->end.yielded &&
+        locked(t, OTHERS_ANY)) { /* meanwhile another one was found to be on its conversation */
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
