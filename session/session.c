@@ -26,6 +26,7 @@
 #define HOLD_TOKENS_MS      4  /* and a short one */
 #define CHECK_MS            1000
 #define STUCK_MS            30000
+#define RETRY_S_MAX         60
 
 int64_t session_now_ns(void)
 {
@@ -488,6 +489,15 @@ void session_status(struct session *s, struct session_status *out)
     out->quota_refusals = atomic_load(&s->quota_refusals);
     out->device_known = engine_device(s->engine, &out->device);
     out->stuck = out->running + out->ahead > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
+}
+
+int session_retry_s(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int running = s->published.running > 0 ? s->published.running : 1;
+    double seconds = s->published.turn_ms / 1000 * s->published.waiting / running;
+    pthread_mutex_unlock(&s->lock);
+    return seconds >= RETRY_S_MAX ? RETRY_S_MAX : (int)seconds + 1;
 }
 
 /* ---- turns from outside ---- */
