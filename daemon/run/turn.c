@@ -203,7 +203,7 @@ void run_unsubscribe(struct subscriber *sub)
         }
     }
     sub->run = NULL;
-    if ((run->hidden || !run->request->store) && run->ended && !run->subscribers) {
+    if (run->hidden && run->ended && !run->subscribers) {
         forget(run);
         return;
     }
