@@ -182,16 +182,18 @@ static void publish(struct session *s)
 }
 
 /* A step with prompts in it is long. Turns that lack nothing but a word of the ledger, a matter of milliseconds, are
- * waited for, so that they are in it. Returns how long yet; 0: not. */
+ * waited for, so that they are in it; and one that has just come makes such a step of the next, once. Returns how long
+ * yet; 0: not. */
 static int hold_ms(const struct session *s)
 {
     bool prompts = false, about = false;
     for (const struct turn *t = s->turns; t; t = t->next) {
         int left = t->state == TURN_RUNNING ? t->n_prompt - engine_seq_length(t->hot->seq) : 0;
         bool told = left == 1 && t->in_ledger == ROW_ASKED;
-        prompts |= left > 0 && !told;
         bool finding = t->state == TURN_FINDING && !t->build.away;
-        about |= !t->ask.background && (finding || t->state == TURN_PLANNING || told);
+        bool lacks = !t->ask.background && (finding || t->state == TURN_PLANNING || told);
+        prompts |= (left > 0 && !told) || (lacks && t->place.begun == s->status.engine_steps);
+        about |= lacks;
     }
     int64_t passed_ms = (session_now_ns() - s->last_step_ns) / 1000000;
     return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;

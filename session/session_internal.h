@@ -304,6 +304,7 @@ struct turn {
         bool passed;       /* not now: it waits for more than a place */
         struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
         int twin_common;
+        uint64_t begun; /* how many steps there had been when it was begun to be found */
     } place;
     struct {                             /* while it had given its pages up */
         int n;                           /* how often it did */

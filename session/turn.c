@@ -223,6 +223,7 @@ static void hurry_warm_ups(const struct turn *t)
 static void start_finding(struct turn *t)
 {
     t->state = TURN_FINDING;
+    t->place.begun = t->session->status.engine_steps;
     t->session->jobs++;
     t->n_jobs++;
     if (lookup_find(t)) {
