@@ -235,6 +235,8 @@ int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, 
         rc = fail(err, err_size, -errno, to, JOURNAL);
     if (!rc && with_kv && (rc = packs_list(&st->packs, pack_copy, &c)))
         (void)fail(err, err_size, rc, to, "packs");
+    if (!rc && (rc = directory_sync_name(tofd)))
+        (void)fail(err, err_size, rc, to, "..");
     if (!rc && (renameat(tofd, PART, tofd, "ledger.db") || fsync(tofd)))
         rc = fail(err, err_size, -errno, to, "ledger.db");
     if (rc && rc != -EEXIST && tofd >= 0) { /* what is no backup keeps nothing of anyone's */

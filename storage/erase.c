@@ -297,7 +297,8 @@ void erase_pack(struct storage_ledger *l, uint32_t pack)
     stmt_reset(s);
     for (const struct cut *c = l->cuts; c && !rc; c = c->given_before)
         rc = bsearch(&(struct drop){.pack = pack}, c->drops, c->n, sizeof *c->drops, by_pack) != NULL;
-    if (rc != 0 || packs_unlink(&st->packs, pack))
+    uint8_t pair[PAIR_BYTES];
+    if (rc != 0 || packs_pair(&st->packs, pack, pair) == -ESTALE || packs_unlink(&st->packs, pack))
         return;
     dead_given_back(l, pack);
     (void)stmt_run(l, STMT_WITH(l, S_PACK_DELETE, pack), NULL);
@@ -377,7 +378,7 @@ void erase_results(struct storage_ledger *l, struct cut *c)
             if (d->rc) {
                 if (d->rc != l->cut_said)
                     storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s",
-                                d->pack, strerror(-d->rc));
+                                d->pack, pack_strerror(d->rc));
                 l->cut_said = d->rc;
                 drop_failed(l, *d, WAIT_FAILED, d->rc);
                 continue;

@@ -203,6 +203,12 @@ int pack_record_parse(const uint8_t *record, size_t n, bool label_known, struct 
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
+const char *pack_strerror(int rc)
+{
+    return rc == -ESTALE ? "the file belongs to another pack, or to another ledger; give it its own name back"
+                         : strerror(-rc);
+}
+
 void pack_name(char name[PACK_NAME_BYTES], uint32_t n)
 {
     (void)snprintf(name, PACK_NAME_BYTES, "pack-%08u", n);
@@ -247,6 +253,22 @@ static int read_all(const struct packs *p, int fd, void *buf, size_t n, uint64_t
         n -= (size_t)r;
         at += (uint64_t)r;
     }
+    return 0;
+}
+
+/* Reads and checks what a pack begins with. -ESTALE: it is another pack than its name says. */
+static int read_first(const struct packs *p, int fd, uint32_t pack, uint8_t pair[PAIR_BYTES])
+{
+    uint8_t head[PACK_PAIR_AT + PAIR_BYTES];
+    struct stat sb;
+    if (fstat(fd, &sb))
+        return -errno;
+    if (!S_ISREG(sb.st_mode) || read_all(p, fd, head, sizeof head, 0) || memcmp(head, pack_magic, 8) ||
+        get32(head + 8) != PACK_VERSION)
+        return -EBADMSG;
+    if (get32(head + 12) != pack)
+        return -ESTALE;
+    memcpy(pair, head + PACK_PAIR_AT, PAIR_BYTES);
     return 0;
 }
 
@@ -382,11 +404,12 @@ static int overwrite(const struct packs *p, int fd, uint64_t at, uint64_t end)
 
 int packs_cut(const struct packs *p, uint32_t pack, const struct place *places, size_t n, bool *given_back)
 {
+    uint8_t pair[PAIR_BYTES];
     *given_back = true;
     int fd = open_pack(p, pack, O_RDWR);
     if (fd < 0)
         return fd == -ENOENT ? 0 : fd;
-    int rc = 0;
+    int rc = read_first(p, fd, pack, pair) == -ESTALE ? -ESTALE : 0;
     for (size_t i = 0; i < n && !rc; i++)
         rc = overwrite(p, fd, places[i].offset, places[i].offset + places[i].bytes);
     /* Without this the zeros would never leave the page cache. */
@@ -452,20 +475,6 @@ int packs_unlink(const struct packs *p, uint32_t pack)
     char name[PACK_NAME_BYTES];
     pack_name(name, pack);
     return unlinkat(p->dirfd, name, 0) && errno != ENOENT ? -errno : 0;
-}
-
-/* Reads and checks what a pack begins with. */
-static int read_first(const struct packs *p, int fd, uint32_t pack, uint8_t pair[PAIR_BYTES])
-{
-    uint8_t head[PACK_PAIR_AT + PAIR_BYTES];
-    struct stat sb;
-    if (fstat(fd, &sb))
-        return -errno;
-    if (!S_ISREG(sb.st_mode) || read_all(p, fd, head, sizeof head, 0) || memcmp(head, pack_magic, 8) ||
-        get32(head + 8) != PACK_VERSION || get32(head + 12) != pack)
-        return -EBADMSG;
-    memcpy(pair, head + PACK_PAIR_AT, PAIR_BYTES);
-    return 0;
 }
 
 int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES])

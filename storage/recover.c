@@ -71,7 +71,9 @@ static bool place_is_anothers(const struct storage_ledger *l, struct drop *d)
 {
     uint8_t head[PACK_HEADER_BYTES];
     struct pack_record r;
-    if (packs_read(&l->st->packs, d->pack, d->offset, head, sizeof head) ||
+    uint8_t pair[PAIR_BYTES];
+    if (packs_pair(&l->st->packs, d->pack, pair) == -ESTALE ||
+        packs_read(&l->st->packs, d->pack, d->offset, head, sizeof head) ||
         pack_record_parse(head, sizeof head, false, &r))
         return false;
     d->owner = r.owner;
@@ -122,7 +124,7 @@ static int intents_carry_out(struct recovery *r)
                       ? 0
                       : packs_cut(&l->st->packs, d->pack, &(struct place){d->offset, d->bytes}, 1, &given_back);
         if (cut) {
-            storage_log(l->st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", d->pack, strerror(-cut));
+            storage_log(l->st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", d->pack, pack_strerror(cut));
             r->intents[left++] = *d;
             continue;
         }
@@ -229,7 +231,7 @@ static int pack_look(void *arg, uint32_t pack)
     garbage_cut(l->st, &r->garbage);
     if (rc && !r->rc && rc != -ENOMEM) {
         storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used further: %s", pack,
-                    strerror(-rc));
+                    pack_strerror(rc));
         rc = r->rc = pack_not_looked_after(l, pack);
         end = 0;
     } else if (!rc) { /* its space is looked after, though nothing may be in it */

@@ -420,7 +420,7 @@ static int pack_read(struct piece *p, struct next *next)
         struct pack_over o = {p, rc};
         if (rc)
             storage_log(st, LOG_WARNING, "pack %u is damaged or not ours and is not used further: %s", p->pack,
-                        strerror(-rc));
+                        pack_strerror(rc));
         rc = insist(st, pack_over_run, &o);
         return rc ? rc : insist(st, pack_settle_run, &o);
     }

@@ -94,6 +94,16 @@ static int lock_take(struct storage *st, char *err, size_t err_size)
     return 0;
 }
 
+int directory_sync_name(int dirfd)
+{
+    int fd = openat(dirfd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == EACCES ? 0 : -errno;
+    int rc = fsync(fd) ? -errno : 0;
+    (void)close(fd);
+    return rc;
+}
+
 static int directory_open(struct storage *st, const char *dir, char *err, size_t err_size)
 {
     if (mkdir(dir, 0700) && errno != EEXIST)
@@ -101,6 +111,10 @@ static int directory_open(struct storage *st, const char *dir, char *err, size_t
     st->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (st->dirfd < 0)
         return fail(err, err_size, -errno, dir, "cannot be opened");
+    /* Whoever made it, perhaps just now: what is in it is not lost with its name. */
+    int rc = directory_sync_name(st->dirfd);
+    if (rc)
+        storage_log(st, LOG_WARNING, "%s: its name may not outlive a loss of power: %s", dir, strerror(-rc));
     /* SQLite refuses paths with links in them. */
     st->dir = realpath(dir, NULL);
     return st->dir ? 0 : fail(err, err_size, -errno, dir, "cannot be resolved");

@@ -105,15 +105,14 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end);
 int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *pack, uint64_t *offset);
 /* Whether a record of this size goes to a new pack. */
 bool packs_full(const struct packs *p, uint64_t bytes);
-/* An error stays until the pack is released. */
-int packs_sync(struct packs *p);
+int packs_sync(struct packs *p); /* an error stays until the pack is released */
 /* Closes the active pack, giving back what was allocated beyond its end. */
 void packs_release(struct packs *p);
 struct place {
     uint64_t offset, bytes;
 };
 /* Overwrites records of one pack with zeros and syncs, then punches holes. *given_back: that could be done too, so that
- * their space is free. A pack that is not there has none. */
+ * their space is free. A pack that is not there has none; -ESTALE: as packs_pair(). */
 int packs_cut(const struct packs *p, uint32_t pack, const struct place *places, size_t n, bool *given_back);
 /* Bytes that a pack takes on the disk behind its first block. */
 int packs_allocated(const struct packs *p, uint32_t pack, uint64_t *bytes);
@@ -127,7 +126,8 @@ struct place_of { /* a record */
 int packs_read_label(const struct packs *p, const struct place_of *at, struct pack_record *r, uint8_t **label);
 int packs_unlink(const struct packs *p, uint32_t pack); /* 0 where it has gone already */
 void pack_name(char name[PACK_NAME_BYTES], uint32_t pack);
-/* The pair id of a pack; all zero: it is from before there was one. */
+const char *pack_strerror(int rc); /* as strerror(-rc), of a pack */
+/* The pair id of a pack; all zero: it is from before there was one. -ESTALE: it is another one under this name. */
 int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES]);
 /* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage, and with r NULL
  * for each block of what is none. *end gets the end of the last record. -EIO: some of the pack cannot be read; fn was
@@ -701,8 +701,8 @@ struct storage {
 
 __attribute__((format(printf, 3, 4))) void storage_log(struct storage *st, int priority, const char *fmt, ...);
 int64_t monotonic_ms(void);
-/* Leaves a note that kv.db is to be made anew. */
-void storage_mark_kv_damaged(struct storage *st);
+void storage_mark_kv_damaged(struct storage *st); /* leaves a note that kv.db is to be made anew */
+int directory_sync_name(int dirfd);               /* in the directory above, unless that cannot be read */
 /* storage_open() with other file operations for packs. */
 int storage_open_with(const struct storage_opts *opts, const struct storage_io *io, struct storage **out, char *err,
                       size_t err_size);

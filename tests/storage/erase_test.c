@@ -400,15 +400,124 @@ static void test_left_by_a_crash(void **state)
     gone_soon(&f[0]);
 }
 
+static void names_exchange(void)
+{
+    char *one = testing_path(dir, "pack-00000001"), *two = testing_path(dir, "pack-00000002");
+    char *between = testing_path(dir, "between");
+    assert_int_equal(rename(one, between), 0);
+    assert_int_equal(rename(two, one), 0);
+    assert_int_equal(rename(between, two), 0);
+    free(one);
+    free(two);
+    free(between);
+}
+
+/* The files of two packs have exchanged their names: what lies in the wrong one is not overwritten, what should be is
+ * when it has its name again, and until then the deletion is not over. */
+static void test_names_exchanged(void **state)
+{
+    (void)state;
+    struct storage_found f, others;
+    int64_t other = testing_owner(st, "b"), second = testing_conversation(st, other, "conv_b");
+    st->packs.pack_bytes = PACK_ALIGN;
+    for (unsigned id = 21; id <= 23; id++)
+        assert_int_equal(testing_put(st, other, id, id == 21 ? 0 : id - 1), 0);
+    assert_int_equal(testing_commit(st, testing_turn(st, other, second, 0, "resp_b"), 23), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    assert_int_equal(testing_find(st, other, 0, 21, &others), 0);
+    assert_int_equal(f.pack, 1);
+    assert_int_equal(others.pack, 2);
+    names_exchange();
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
+    reopen();
+    assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
+    assert_true(testing_contains(dir, "pack-00000001", "label 21;"));
+    assert_true(testing_contains(dir, "pack-00000002", "label 2;"));
+    names_exchange();
+    for (int i = 0; testing_deleting(st, owner, "conv_1"); i++) {
+        assert_true(i < 1000);
+        (void)usleep(10000);
+    }
+    assert_false(testing_contains(dir, "pack-00000001", "label 2;"));
+    assert_int_equal(testing_read(st, &others, 21).rc, 0);
+}
+
+#define QUEUED 600
+
+static int until_closed_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    pthread_mutex_lock(&l->st->jobs_lock);
+    while (!l->st->index_stop)
+        pthread_cond_wait(&l->st->jobs_cond, &l->st->jobs_lock);
+    pthread_mutex_unlock(&l->st->jobs_lock);
+    return 0;
+}
+
+struct queued {
+    struct deletion told;
+    char id[16];
+};
+
+static int queued_run(struct storage_ledger *l, void *arg)
+{
+    const struct queued *q = arg;
+    return storage_conversation_delete(l, owner, q->id);
+}
+
+static void queued_done(void *arg, int rc)
+{
+    delete_done(&((struct queued *)arg)->told, rc);
+}
+
+/* Closed with more of them waiting than one transaction takes, and a segment to be dropped behind them: all are done,
+ * and told. */
+static void test_close_with_a_queue(void **state)
+{
+    (void)state;
+    struct storage_found f[2];
+    struct deletion dropped = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    static struct queued queued[QUEUED];
+    uint8_t drop[STORAGE_KEY_BYTES];
+    for (int i = 0; i < QUEUED; i++) {
+        queued[i] = (struct queued){.told = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+        (void)snprintf(queued[i].id, sizeof queued[i].id, i ? "conv_q%d" : "conv_1", i);
+        if (i)
+            (void)testing_conversation(st, owner, queued[i].id);
+    }
+    assert_int_equal(testing_put(st, owner, 30, 0), 0);
+    assert_int_equal(testing_commit(st, 0, 0), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f[0]), 0);
+    assert_int_equal(testing_find(st, owner, 0, 30, &f[1]), 0);
+    assert_int_equal(storage_submit(st, (struct storage_job){.run = until_closed_run}), 0);
+    for (int i = 0; i < QUEUED; i++)
+        assert_int_equal(
+            storage_submit(st, (struct storage_job){.run = queued_run, .done = queued_done, .arg = &queued[i]}), 0);
+    testing_key(drop, 30);
+    assert_int_equal(storage_kv_flush(st, drop, delete_done, &dropped), 0);
+    reopen();
+    for (int i = 0; i < QUEUED; i++) {
+        assert_true(done(&queued[i].told));
+        assert_int_equal(queued[i].told.rc, 0);
+        assert_int_equal(testing_conversation_delete(st, owner, queued[i].id), -ENOENT);
+        assert_int_equal(testing_deleting(st, owner, queued[i].id), 0);
+    }
+    assert_true(done(&dropped));
+    assert_int_equal(dropped.rc, 0);
+    for (int i = 0; i < 2; i++)
+        assert_true(testing_cut_out(st, &f[i]));
+    gone_soon(&f[0]);
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_in_order),      T(test_not_overwritten), T(test_not_synced), T(test_no_holes),
-        T(test_record_in_use), T(test_close_meanwhile), T(test_log_stays),  T(test_index_behind),
-        T(test_codes),         T(test_codes_of_before), T(test_codes_stay), T(test_left_from_before),
-        T(test_without_a_row), T(test_left_by_a_crash),
+        T(test_in_order),      T(test_not_overwritten), T(test_not_synced),      T(test_no_holes),
+        T(test_record_in_use), T(test_close_meanwhile), T(test_log_stays),       T(test_index_behind),
+        T(test_codes),         T(test_codes_of_before), T(test_codes_stay),      T(test_left_from_before),
+        T(test_without_a_row), T(test_left_by_a_crash), T(test_names_exchanged), T(test_close_with_a_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
