@@ -11,6 +11,8 @@
 
 #include "session/session_internal.h"
 
+#define TURNS_OF_MEAN 8
+
 static const uint8_t no_key[STORAGE_KEY_BYTES];
 
 /* ---- commit ---- */
@@ -57,6 +59,10 @@ static void done(struct turn *t)
     t->state = TURN_OVER;
     s->status.turns_incomplete += incomplete && !t->ask.strips;
     s->status.turns_completed += !incomplete && !t->ask.strips;
+    if (t->ask.generate && t->admitted_ns) {
+        double ms = (double)(session_now_ns() - t->admitted_ns) / 1e6;
+        s->status.turn_ms += s->status.turn_ms > 0 ? (ms - s->status.turn_ms) / TURNS_OF_MEAN : ms;
+    }
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                          .conversation = turn_conversation_id(t),
                                          .erasing = t->end.erasing,

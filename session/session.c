@@ -22,9 +22,11 @@
 #define IDLE_MS_DEFAULT     (10 * 60 * 1000)
 #define ASIDE_BYTES_DEFAULT ((size_t)256 << 20)
 #define MAX_READERS         64
-#define HOLD_MS             10 /* that a long step waits for turns that are about to run */
+#define HOLD_MS             10 /* that a long step waits for turns that are about to run, */
+#define HOLD_TOKENS_MS      4  /* and a short one */
 #define CHECK_MS            1000
 #define STUCK_MS            30000
+#define RETRY_S_MAX         60
 
 int64_t session_now_ns(void)
 {
@@ -182,21 +184,25 @@ static void publish(struct session *s)
 }
 
 /* A step with prompts in it is long. Turns that lack nothing but a word of the ledger, a matter of milliseconds, are
- * waited for, so that they are in it; and one that has just come makes such a step of the next, once. Returns how long
- * yet; 0: not. */
+ * waited for, so that they are in it; and one that has just come, and finds a place, makes such a step of the next, but
+ * others' tokens wait less for that. Returns how long yet; 0: not. */
 static int hold_ms(const struct session *s)
 {
-    bool prompts = false, about = false;
+    bool prompts = false, about = false, comes = false;
+    int running = 0;
     for (const struct turn *t = s->turns; t; t = t->next) {
         int left = t->state == TURN_RUNNING ? t->n_prompt - engine_seq_length(t->hot->seq) : 0;
         bool told = left == 1 && t->in_ledger == ROW_ASKED;
         bool finding = t->state == TURN_FINDING && !t->build.away;
         bool lacks = !t->ask.background && (finding || t->state == TURN_PLANNING || told);
-        prompts |= (left > 0 && !told) || (lacks && t->place.begun == s->status.engine_steps);
+        running += t->state == TURN_PLANNING || t->state == TURN_RUNNING;
+        prompts |= left > 0 && !told;
+        comes |= lacks && t->ask.generate && !t->ask.count && t->place.begun == s->status.engine_steps;
         about |= lacks;
     }
     int64_t passed_ms = (session_now_ns() - s->last_step_ns) / 1000000;
-    return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;
+    int most = prompts ? HOLD_MS : comes && running < s->max_running ? HOLD_TOKENS_MS : 0;
+    return about && passed_ms < most ? most - (int)passed_ms : 0;
 }
 
 /* Until when nothing is to be done unless a command comes; -1: for ever. */
@@ -483,6 +489,15 @@ void session_status(struct session *s, struct session_status *out)
     out->quota_refusals = atomic_load(&s->quota_refusals);
     out->device_known = engine_device(s->engine, &out->device);
     out->stuck = out->running + out->ahead > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
+}
+
+int session_retry_s(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int running = s->published.running > 0 ? s->published.running : 1;
+    double seconds = s->published.turn_ms / 1000 * s->published.waiting / running;
+    pthread_mutex_unlock(&s->lock);
+    return seconds >= RETRY_S_MAX ? RETRY_S_MAX : (int)seconds + 1;
 }
 
 /* ---- turns from outside ---- */

@@ -481,6 +481,7 @@ struct session_status {
     uint64_t pending_saves, save_failures, segments;
     uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
+    double turn_ms;                 /* from a turn's admission to its end, the mean of the last few; 0: none yet */
     uint64_t turns_put_aside;       /* how often one gave its pages to others */
     uint64_t conversations_expired; /* deleted because of their age */
     uint64_t quota_refusals;        /* turns and creations */
@@ -494,5 +495,8 @@ struct session_status {
     struct engine_device device;
 };
 void session_status(struct session *s, struct session_status *out);
+/* In how many seconds who was refused for want of a place should try again: 1 to 60, the time in which those that wait
+ * now are answered, by what the last turns took. */
+int session_retry_s(struct session *s);
 
 #endif

@@ -430,7 +430,7 @@ void turn_found(struct session *s, void *turn)
         return;
     }
     context_match_ephemeral(t);
-    if (locked(t, OTHERS_ANY)) {
+    if (!t->end.yielded && locked(t, OTHERS_ANY)) { /* one that yields has nothing to do but to end */
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
@@ -448,7 +448,8 @@ void turn_built(struct turn *t, int rc)
         turn_fail(t, t->found.failure, t->found.message);
         return;
     }
-    if (t->build.away && locked(t, OTHERS_ANY)) { /* meanwhile another one was found to be on its conversation */
+    if (t->build.away && !t->end.yielded &&
+        locked(t, OTHERS_ANY)) { /* meanwhile another one was found to be on its conversation */
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }

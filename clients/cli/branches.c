@@ -119,11 +119,39 @@ cJSON *cli_call_model(struct cli *c, const char *what, const char *path, cJSON *
     return answer;
 }
 
+/* The number that "#N" at the start of a text is, which then begins behind it; 0: it begins otherwise. */
+static long item_number(const char **text)
+{
+    char *rest;
+    if (**text != '#' || (*text)[1] < '0' || (*text)[1] > '9')
+        return 0;
+    long number = strtol(*text + 1, &rest, 10);
+    if (*rest && *rest != ' ' && *rest != '\t')
+        return 0;
+    *text = rest + strspn(rest, " \t");
+    return number >= 1 && number <= 1000000 ? number : -1;
+}
+
 char *cli_fork(struct cli *c, const char *id, const char *title, int *code)
 {
     struct buf path = {0};
-    buf_printf(&path, "/v1/conversations/%s/fork", id);
+    const char *all = title;
+    long number = item_number(&title);
     cJSON *body = cJSON_CreateObject();
+    if (number) {
+        cJSON *items = cli_items(c, id, 0, code);
+        const cJSON *item = number > 0 ? cJSON_GetArrayItem(items, (int)number - 1) : NULL;
+        if (item)
+            cJSON_AddStringToObject(body, "item", json_string(item, "id", ""));
+        else if (items)
+            term_note(&c->term, "/show shows no number %.*s", (int)strcspn(all + 1, " \t"), all + 1);
+        cJSON_Delete(items);
+        if (!item) {
+            cJSON_Delete(body);
+            return NULL;
+        }
+    }
+    buf_printf(&path, "/v1/conversations/%s/fork", id);
     if (*title)
         cJSON_AddStringToObject(body, "title", title);
     cJSON *made = cli_call_model(c, "copying", path.data, body, code);

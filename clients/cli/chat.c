@@ -98,7 +98,7 @@ static void leave(struct chat *chat)
 /* Goes on with a conversation: shows its end, and has it put in place while the person types. */
 static int enter(struct chat *chat, const char *id)
 {
-    int code = cli_show(chat->cli, id, SHOW_ITEMS);
+    int code = cli_show(chat->cli, id, SHOW_ITEMS, false);
     if (code != CLI_OK)
         return code;
     char *copy = text_copy(id);
@@ -146,14 +146,14 @@ static void do_help(struct chat *chat, const char *argument)
         "/resume [N|ID]     go on with one of them (the latest other one)\n"
         "/rename TITLE      give this conversation a title\n"
         "/delete [N|ID]     delete a conversation (this one)\n"
-        "/show              this conversation from its start\n"
+        "/show              this conversation from its start, with the numbers of what was said\n"
         "/regenerate        another answer to your last message\n"
         "/continue          the last answer goes on, if it was cut or stopped\n"
         "/reword [TEXT]     your last message put otherwise, in $EDITOR or as TEXT\n"
         "/correct [TEXT]    the last answer put otherwise, in $EDITOR or as TEXT\n"
         "/undo              take your last message and its answer back\n"
         "/branches [N]      the ends of this conversation's branches, or go on with one\n"
-        "/fork [TITLE]      go on in a copy of this conversation\n"
+        "/fork [#N] [TITLE] go on in a copy of this conversation, or of it up to what has number N\n"
         "/compact [TITLE]   go on behind a summary of this conversation\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
@@ -241,7 +241,7 @@ static void do_show(struct chat *chat, const char *argument)
 {
     (void)argument;
     if (chat->id)
-        chat->code = cli_show(chat->cli, chat->id, 0);
+        chat->code = cli_show(chat->cli, chat->id, 0, true);
     else
         term_note(&chat->cli->term, "nothing was said yet");
 }

@@ -349,7 +349,10 @@ char *cli_latest(struct cli *c, const char *except, int *code);
 int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids);
 /* What a person knows a conversation by: its title in quotes, or "this conversation" where it has none. */
 void cli_name(struct cli *c, const char *id, struct buf *out);
-int cli_show(struct cli *c, const char *id, int last_items);
+/* Prints a conversation: all of it, each item with its number if `numbers`, or only its last_items (if > 0). */
+int cli_show(struct cli *c, const char *id, int last_items, bool numbers);
+/* Its items, oldest first, all or the last ones (if last_items > 0). NULL: a failure, which was told. */
+cJSON *cli_items(struct cli *c, const char *id, int last_items, int *code);
 int cli_rename(struct cli *c, const char *id, const char *title);
 int cli_instruct(struct cli *c, const char *id, const char *instructions);
 int cli_delete(struct cli *c, const char *id);
@@ -366,7 +369,7 @@ int cli_branches(struct cli *c, const char *id, cJSON **ids);
 /* The next message follows this response ("": none). */
 int cli_move_head(struct cli *c, const char *id, const char *response);
 /* Another conversation with what this one holds: its id, freed by the caller. NULL: a failure, which was told. title:
- * "" is that of this one. */
+ * "" is that of this one; "#N" before it: only what it holds up to the item that cli_show() gives this number. */
 char *cli_fork(struct cli *c, const char *id, const char *title, int *code);
 /* The same with a summary of it, which the model writes, and its instructions. */
 char *cli_compact(struct cli *c, const char *id, const char *title, int *code);

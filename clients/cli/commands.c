@@ -473,7 +473,8 @@ static void print_said(struct cli *c, const char *text, size_t len, bool in_shor
     buf_free(&lines);
 }
 
-static void print_item(struct cli *c, const cJSON *item, bool in_short)
+/* number: 0 = it has none. */
+static void print_item(struct cli *c, const cJSON *item, bool in_short, int number)
 {
     struct buf text = {0}, line = {0};
     const char *role = json_string(item, "role", "");
@@ -481,6 +482,10 @@ static void print_item(struct cli *c, const cJSON *item, bool in_short)
     if (text.len == 0) {
         buf_free(&text);
         return;
+    }
+    if (number) {
+        buf_printf(&line, c->term.out_tty ? "#%d\n" : "#%d ", number);
+        print_out(c, &line);
     }
     if (!c->term.out_tty) {
         buf_printf(&line, "%s: %s\n", role, text.data);
@@ -494,8 +499,7 @@ static void print_item(struct cli *c, const cJSON *item, bool in_short)
     buf_free(&text);
 }
 
-/* The conversation's items, oldest first; last_items > 0: only the last ones. NULL on failure. */
-static cJSON *items_of(struct cli *c, const char *id, int last_items, int *code)
+cJSON *cli_items(struct cli *c, const char *id, int last_items, int *code)
 {
     cJSON *all = cJSON_CreateArray();
     char *path = conversation_path(id, "/items");
@@ -553,15 +557,15 @@ void cli_name(struct cli *c, const char *id, struct buf *out)
     free(path);
 }
 
-int cli_show(struct cli *c, const char *id, int last_items)
+int cli_show(struct cli *c, const char *id, int last_items, bool numbers)
 {
-    int code;
+    int code, number = 0;
     char *path = conversation_path(id, "");
     cJSON *about = cli_call(c, "GET", path, NULL, &code);
     free(path);
     if (!about)
         return code;
-    cJSON *items = items_of(c, id, last_items, &code);
+    cJSON *items = cli_items(c, id, last_items, &code);
     if (items && c->json) {
         cJSON_AddItemToObject(about, "items", items);
         return cli_print_json(c, about);
@@ -575,7 +579,7 @@ int cli_show(struct cli *c, const char *id, int last_items)
             term_note(&c->term, "system: %s", instructions);
         cJSON_ArrayForEach(item, items)
         {
-            print_item(c, item, last_items > 0);
+            print_item(c, item, last_items > 0, numbers ? ++number : 0);
         }
     }
     cJSON_Delete(items);

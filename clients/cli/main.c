@@ -247,7 +247,7 @@ static int show(struct cli *c, const struct options *o, int argc, char **argv)
 {
     (void)o, (void)argc;
     int code = cli_wait_ready(c);
-    return code == CLI_OK ? cli_show(c, argv[0], 0) : code;
+    return code == CLI_OK ? cli_show(c, argv[0], 0, false) : code;
 }
 
 static int rename_one(struct cli *c, const struct options *o, int argc, char **argv)

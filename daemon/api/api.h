@@ -165,6 +165,8 @@ struct turn_request *client_turn(struct client *c, struct api_error *e);
 void client_answer(struct client *c, int status, const char *content_type, char *body); /* takes body */
 void client_answer_json(struct client *c, int status, cJSON *json);                     /* takes json */
 void client_answer_error(struct client *c, const struct api_error *e);
+/* What `Retry-After` says, in seconds. */
+int api_retry_s(const struct api *api);
 /* A message of a WebSocket; takes o. stream_id: of whom it is; NULL: nobody in particular. */
 void client_ws_answer(struct client *c, cJSON *o, const char *stream_id);
 void client_ws_error(struct client *c, const struct api_error *e, const char *stream_id);

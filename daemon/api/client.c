@@ -133,12 +133,22 @@ static void ws_send(struct client *c, const char *json, const char *stream_id)
     c->ops->message(c, head, (size_t)n, json + 1, strlen(json) - 1);
 }
 
+int api_retry_s(const struct api *api)
+{
+    return api->runs.session ? session_retry_s(api->runs.session) : 1;
+}
+
 void client_ws_error(struct client *c, const struct api_error *e, const char *stream_id)
 {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "type", "error");
     cJSON_AddNumberToObject(o, "status", e->status);
     cJSON_AddItemToObject(o, "error", api_error_json(e));
+    if (e->status == 503 || e->status == 429) {
+        char seconds[12];
+        snprintf(seconds, sizeof(seconds), "%d", api_retry_s(c->api));
+        cJSON_AddStringToObject(cJSON_AddObjectToObject(o, "headers"), "Retry-After", seconds);
+    }
     c->api->metrics.errors++;
     client_ws_answer(c, o, stream_id);
 }

@@ -89,7 +89,7 @@ static void queue_one(struct conn *c, const char *text, size_t len)
  * there is none and nothing says so. more: further lines. */
 static void send_head(struct conn *c, int status, const char *content_type, int64_t length, const char *more)
 {
-    char framing[64] = "", cors[1200] = "", date[DATE_SIZE], head[RESPONSE_HEAD_MAX];
+    char framing[64] = "", cors[1200] = "", retry[40] = "", date[DATE_SIZE], head[RESPONSE_HEAD_MAX];
     date_now(date);
     if (length >= 0 && status != 204) { /* RFC 9110, 8.6 */
         snprintf(framing, sizeof(framing), "Content-Length: %lld\r\n", (long long)length);
@@ -107,15 +107,17 @@ static void send_head(struct conn *c, int status, const char *content_type, int6
                  "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Expose-Headers: Retry-After\r\n",
                  c->origin);
     }
+    if (status == 503 || status == 429) {
+        snprintf(retry, sizeof(retry), "Retry-After: %d\r\n", api_retry_s(c->net->api));
+    }
     int n = snprintf(head, sizeof(head),
                      "HTTP/1.1 %d %s\r\nDate: %s\r\n%s%s%s%s%s%s%s%s%s"
                      "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n%s\r\n",
                      status, status_text(status), date, content_type ? "Content-Type: " : "",
                      content_type ? content_type : "", content_type ? "\r\n" : "", framing, cors,
                      status == 401 ? "WWW-Authenticate: Bearer\r\n" : "",
-                     status == 426 ? "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" : "",
-                     status == 503 || status == 429 ? "Retry-After: 1\r\n" : "", more ? more : "",
-                     status == 426 ? "Connection: close, upgrade\r\n" : "Connection: close\r\n");
+                     status == 426 ? "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" : "", retry,
+                     more ? more : "", status == 426 ? "Connection: close, upgrade\r\n" : "Connection: close\r\n");
     if (n < 0 || (size_t)n >= sizeof(head)) {
         conn_drop(c);
         return;

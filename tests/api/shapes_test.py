@@ -73,16 +73,22 @@ class Chat:
 
 
 def open_webui():
-    """Streams; asks for a title and for tags beside it, in messages of their own, which must displace nothing."""
+    """Streams, with tools of its own in each request; asks for a title, tags and follow-ups beside it, in messages of their own,
+    which must displace nothing. The last message is then answered again."""
     with Scratch() as data:
         d = Daemon(data)
-        chat = Chat(d, [], model="default", stream=True, stream_options={"include_usage": True}, max_tokens=12, temperature=0)
+        names = "get_current_timestamp", "calculate_timestamp", "list_knowledge_bases", "search_notes"
+        tools = [{"type": "function", "function": {"name": n, "description": n.replace("_", " "), "parameters": {"properties": {}, "type": "object"}}} for n in names]
+        chat = Chat(d, [], model="default", stream=True, stream_options={"include_usage": True}, max_tokens=12, temperature=0, tools=tools)
         for i, question in enumerate(QUESTIONS):
             receipt, _ = chat.ask(question)
             check(receipt, i == 0)
             task = "### Task:\nGenerate a concise title.\n### Chat History:\n" + json.dumps(chat.messages)
             status, _ = d.call("POST", "/v1/chat/completions", {"model": "default", "messages": [{"role": "user", "content": task}], "stream": False, "max_completion_tokens": 8})
             assert status == 200
+        del chat.messages[-2:]
+        receipt, _ = chat.ask(QUESTIONS[-1])
+        assert receipt["tokens"]["prefilled"] == 1 and receipt["tokens"]["new"] == 0, receipt
         d.stop()
 
 

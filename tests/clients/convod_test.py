@@ -222,6 +222,15 @@ class AnEvening(unittest.TestCase):
         fork = next(line.split("\t")[0] for line in self.convo("list").stdout.splitlines() if line.endswith("\tCopy"))
         said = self.convo("show", fork).stdout
         self.assertTrue("Say one." in said and "Say three." in said, said)
+        # Up to an item, by the number that /show gives it.
+        r = self.convo("resume", id, *settings, stdin="/show\n/fork #2 Early\nSay four.\n/fork #9\n/fork #0 No\n/show\n")
+        self.assertIn(r.returncode, (0, 4), r.stderr)
+        self.assertRegex(r.stdout, r"(?s)#1 user: My name is Ada\.\n#2 assistant: .*#3 user: Say one\.\n.*#1 user: My name is Ada\.\n#2 .*#3 user: Say four\.\n")
+        self.assertTrue("/show shows no number 9" in r.stderr and "/show shows no number 0" in r.stderr, r.stderr)
+        self.assertEqual(r.stderr.count("this is a copy now"), 1, r.stderr)
+        early = next(line.split("\t")[0] for line in self.convo("list").stdout.splitlines() if line.endswith("\tEarly"))
+        said = self.convo("show", early).stdout
+        self.assertTrue("Say four." in said and "Say one." not in said and "#" not in said, said)
         # What was copied is one piece: it is neither taken back nor asked again.
         r = self.convo("resume", id, *settings, stdin="/fork Second\n/undo\n/regenerate\nSay four.\n/undo\n/undo\n")
         self.assertEqual(r.stderr.count("nothing was said here yet, since it was copied"), 3, r.stderr)

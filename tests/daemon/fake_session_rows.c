@@ -388,6 +388,12 @@ void session_status(struct session *s, struct session_status *out)
     fake_unlock();
 }
 
+int session_retry_s(struct session *s)
+{
+    (void)s;
+    return 7;
+}
+
 /* ---- what the session is told, and what works on a folder ----------------------------------------------------------
  */
 

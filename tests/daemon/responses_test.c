@@ -108,6 +108,9 @@ static void bodies_are_checked(void **state)
             strcmp(str(r.json, "error.param"), c->param) != 0 || !*str(r.json, "error.message")) {
             fail_msg("%s: %d %s", c->body, r.status, r.body);
         }
+        bool later = c->status == 429 || c->status == 503;
+        assert_int_equal(strstr(r.head, "Retry-After: 7\r\n") != NULL, later); /* what the session says */
+        assert_int_equal(strstr(r.head, "Retry-After:") != NULL, later);
         /* The same over SSE, as long as nothing was sent. */
         reply_free(&r);
     }

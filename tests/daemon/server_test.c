@@ -192,6 +192,7 @@ static void serves_while_loading(void **state)
     ws_create(fd, "hi", NULL);
     cJSON *e = ws_read_json(fd);
     assert_string_equal(str(e, "error.code"), "model_loading");
+    assert_string_equal(str(e, "headers.Retry-After"), "1"); /* nobody knows yet */
     assert_int_equal(num(e, "status"), 503);
     cJSON_Delete(e);
     fake_release_loading();

@@ -254,8 +254,16 @@ static void lanes(void **state)
     ws_create(fd, "refuse 3", ",\"stream_id\":\"a\"");
     ws_create(fd, "start -16", ",\"stream_id\":\"a\"");
     ws_create(fd, "echo after", ",\"stream_id\":\"a\"");
-    assert_error(fd, "conversation_locked", "a");
-    assert_error(fd, "rate_limit_exceeded", "a");
+    e = ws_until(fd, "error");
+    assert_string_equal(str(e, "error.code"), "conversation_locked");
+    assert_string_equal(str(e, "stream_id"), "a");
+    assert_null(cJSON_GetObjectItemCaseSensitive(e, "headers"));
+    cJSON_Delete(e);
+    e = ws_until(fd, "error");
+    assert_string_equal(str(e, "error.code"), "rate_limit_exceeded");
+    assert_string_equal(str(e, "stream_id"), "a");
+    assert_string_equal(str(e, "headers.Retry-After"), "7");
+    cJSON_Delete(e);
     e = ws_until(fd, "response.completed");
     assert_string_equal(str(e, "stream_id"), "a");
     cJSON_Delete(e);
