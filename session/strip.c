@@ -75,19 +75,21 @@ static int find_form(struct storage_ledger *l, struct turn *t)
 /* ---- what is to be rendered ---- */
 
 /* The turns since the last one whose form without thinking is there, which f->stripped gets; *whole: there is none
- * that what is new could be added to. */
-static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool *whole)
+ * that what is new could be added to. *first: of these. */
+static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, int64_t *first, bool *whole)
 {
     struct found *f = &t->found;
     int64_t up = f->parent.parent;
     *whole = f->parent.rebased || !up;
     *n = 1;
+    *first = f->parent.id;
     while (!*whole) {
         bool rebased;
         int rc = storage_turn_stripped(l, f->owner.id, up, &f->stripped);
         if (!rc && context_same_model(t, &f->stripped))
             return 0;
         storage_turn_free(&f->stripped);
+        *first = up;
         if ((rc && rc != -ENOENT) || (rc = storage_turn_parent(l, f->owner.id, up, &up, &rebased)))
             return rc;
         *whole = rebased || !up;
@@ -96,16 +98,32 @@ static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool
     return 0;
 }
 
+/* All of it, unless what it began behind is not stored: then it cannot be rendered anew, which its first turn says. */
+static int find_whole(struct storage_ledger *l, struct turn *t, int64_t first)
+{
+    struct found *f = &t->found;
+    struct storage_turn row;
+    int rc = storage_turn_by_id(l, f->owner.id, first, 0, &row);
+    if (rc)
+        return rc;
+    bool lacks = row.unstored && !row.parent;
+    storage_turn_free(&row);
+    if (lacks)
+        return turn_refuse(t, 0, SESSION_INVALID, "not all that was said before is stored");
+    return storage_turn_path(l, f->owner.id, f->parent.id, STORAGE_TURN_ITEMS, &f->path, &f->n_path);
+}
+
 static int find_since(struct storage_ledger *l, struct turn *t)
 {
     struct found *f = &t->found;
     size_t n;
+    int64_t first;
     bool whole;
-    int rc = count_since(l, t, &n, &whole);
+    int rc = count_since(l, t, &n, &first, &whole);
     if (rc)
         return rc;
     if (whole)
-        return storage_turn_path(l, f->owner.id, f->parent.id, STORAGE_TURN_ITEMS, &f->path, &f->n_path);
+        return find_whole(l, t, first);
     if (!(f->path = calloc(n, sizeof *f->path)))
         return -ENOMEM;
     f->n_path = n;
