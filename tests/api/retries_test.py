@@ -44,19 +44,20 @@ class Breaks:
         self.seen += 1
         cut = self.seen <= self.times
         there = socket.create_connection((self.d.address, self.d.port))
-        threading.Thread(target=self.copy, args=(client, there), daemon=True).start()
+        threading.Thread(target=self.copy, args=(client, there, not cut), daemon=True).start()
         if cut:
             there.recv(1)
             client.shutdown(socket.SHUT_RDWR)
-            there.close()
+            there.close()  # with what it has not read: the daemon sees a reset, and nothing before it
         else:
-            self.copy(there, client)
+            self.copy(there, client, True)
 
-    def copy(self, source, target):
+    def copy(self, source, target, end):
         try:
             while piece := source.recv(65536):
                 target.sendall(piece)
-            target.shutdown(socket.SHUT_WR)
+            if end:
+                target.shutdown(socket.SHUT_WR)
         except OSError:
             pass
 
