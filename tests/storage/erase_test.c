@@ -419,19 +419,23 @@ static void test_names_exchanged(void **state)
     (void)state;
     struct storage_found f, others;
     int64_t other = testing_owner(st, "b"), second = testing_conversation(st, other, "conv_b");
-    st->packs.pack_bytes = PACK_ALIGN;
-    for (unsigned id = 21; id <= 23; id++)
+    const unsigned last = 80;
+    char label[32];
+    storage_close(st);
+    st = testing_open_with(dir, &io, 1 << 23); /* packs are small then, and one is soon full */
+    for (unsigned id = 21; id <= last; id++)
         assert_int_equal(testing_put(st, other, id, id == 21 ? 0 : id - 1), 0);
-    assert_int_equal(testing_commit(st, testing_turn(st, other, second, 0, "resp_b"), 23), 0);
+    assert_int_equal(testing_commit(st, testing_turn(st, other, second, 0, "resp_b"), last), 0);
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
-    assert_int_equal(testing_find(st, other, 0, 21, &others), 0);
+    assert_int_equal(testing_find(st, other, last - 1, last, &others), 0);
     assert_int_equal(f.pack, 1);
     assert_int_equal(others.pack, 2);
+    (void)snprintf(label, sizeof label, "label %u;", last);
     names_exchange();
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
     reopen();
     assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
-    assert_true(testing_contains(dir, "pack-00000001", "label 21;"));
+    assert_true(testing_contains(dir, "pack-00000001", label));
     assert_true(testing_contains(dir, "pack-00000002", "label 2;"));
     names_exchange();
     for (int i = 0; testing_deleting(st, owner, "conv_1"); i++) {
@@ -439,7 +443,7 @@ static void test_names_exchanged(void **state)
         (void)usleep(10000);
     }
     assert_false(testing_contains(dir, "pack-00000001", "label 2;"));
-    assert_int_equal(testing_read(st, &others, 21).rc, 0);
+    assert_int_equal(testing_read(st, &others, last).rc, 0);
 }
 
 #define QUEUED 600
