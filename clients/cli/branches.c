@@ -119,7 +119,7 @@ cJSON *cli_call_model(struct cli *c, const char *what, const char *path, cJSON *
     return answer;
 }
 
-/* The number that "#N" at the start of a text is, which then begins behind it; 0: it begins otherwise. */
+/* The number that "#N" at the start of a text is, which then begins behind it; 0: it begins otherwise. (-1 is #0's.) */
 static long item_number(const char **text)
 {
     char *rest;
@@ -129,7 +129,7 @@ static long item_number(const char **text)
     if (*rest && *rest != ' ' && *rest != '\t')
         return 0;
     *text = rest + strspn(rest, " \t");
-    return number >= 1 && number <= 1000000 ? number : -1;
+    return number ? number : -1;
 }
 
 char *cli_fork(struct cli *c, const char *id, const char *title, int *code)
@@ -140,7 +140,7 @@ char *cli_fork(struct cli *c, const char *id, const char *title, int *code)
     cJSON *body = cJSON_CreateObject();
     if (number) {
         cJSON *items = cli_items(c, id, 0, code);
-        const cJSON *item = number > 0 ? cJSON_GetArrayItem(items, (int)number - 1) : NULL;
+        const cJSON *item = json_numbered(items, number);
         if (item)
             cJSON_AddStringToObject(body, "item", json_string(item, "id", ""));
         else if (items)

@@ -128,7 +128,7 @@ static const char *which(struct chat *chat, const char *argument, const char *fa
     long number = strtol(argument, &end, 10);
     if (*end)
         return argument;
-    const cJSON *id = number >= 1 && number <= 1000000 ? cJSON_GetArrayItem(chat->listed, (int)number - 1) : NULL;
+    const cJSON *id = json_numbered(chat->listed, number);
     if (!cJSON_IsString(id)) {
         term_note(&chat->cli->term, "/list showed no number %s", argument);
         return NULL;
@@ -535,8 +535,7 @@ static void do_branches(struct chat *chat, const char *argument)
     }
     char *rest;
     long number = strtol(argument, &rest, 10);
-    const cJSON *end =
-        !*rest && number >= 1 && number <= 1000000 ? cJSON_GetArrayItem(chat->ends, (int)number - 1) : NULL;
+    const cJSON *end = *rest ? NULL : json_numbered(chat->ends, number);
     if (!cJSON_IsString(end)) {
         term_note(t, "/branches showed no number %s", argument);
         return;

@@ -72,6 +72,8 @@ const char *json_string(const cJSON *object, const char *name, const char *fallb
 double json_number(const cJSON *object, const char *name, double fallback);
 /* A field of an object or, when that lacks it, of the object's "convod" part. NULL: in neither. */
 const cJSON *json_field(const cJSON *object, const char *name);
+/* What a person calls number `number` of an array: they count from 1. NULL: there is none. */
+const cJSON *json_numbered(const cJSON *array, long number);
 
 /* One line about a turn from its receipt, such as
  * "812 tokens kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s". */

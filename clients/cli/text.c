@@ -202,6 +202,11 @@ const cJSON *json_field(const cJSON *object, const char *name)
     return field;
 }
 
+const cJSON *json_numbered(const cJSON *array, long number)
+{
+    return number >= 1 && number <= 1000000 ? cJSON_GetArrayItem(array, (int)number - 1) : NULL;
+}
+
 static void count_from(struct buf *out, int *listed, double tokens, const char *where, bool alone)
 {
     if (tokens <= 0)
