@@ -262,6 +262,22 @@ static bool cannot_fit(const struct turn *t)
     return bytes > most;
 }
 
+/* True: others are at work on its conversation, and it has failed. */
+static bool refused_beside(struct turn *t, enum others which)
+{
+    bool is = locked(t, which);
+    if (is)
+        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+    return is;
+}
+
+/* The same of one that was let in, when more is known of it and of others. One that yields has nothing to do but to
+ * end. */
+static bool overtaken(struct turn *t)
+{
+    return !t->end.yielded && refused_beside(t, OTHERS_ANY);
+}
+
 void turn_begin(struct session *s, void *arg)
 {
     struct turn *t = arg;
@@ -296,10 +312,8 @@ void turn_begin(struct session *s, void *arg)
         fail_too_long(t, 0);
         return;
     }
-    if (!t->ask.requeued && locked(t, OTHERS_REFUSE)) {
-        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+    if (!t->ask.requeued && refused_beside(t, OTHERS_REFUSE))
         return;
-    }
     hurry_warm_ups(t);
     /* Who stops an answer and asks at once follows what there is of it. */
     t->state = TURN_BEHIND;
@@ -430,10 +444,8 @@ void turn_found(struct session *s, void *turn)
         return;
     }
     context_match_ephemeral(t);
-    if (!t->end.yielded && locked(t, OTHERS_ANY)) { /* one that yields has nothing to do but to end */
-        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+    if (overtaken(t))
         return;
-    }
     if (cannot_fit(t)) {
         fail_too_long(t, 0);
         return;
@@ -448,11 +460,8 @@ void turn_built(struct turn *t, int rc)
         turn_fail(t, t->found.failure, t->found.message);
         return;
     }
-    if (t->build.away && !t->end.yielded &&
-        locked(t, OTHERS_ANY)) { /* meanwhile another one was found to be on its conversation */
-        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+    if (t->build.away && overtaken(t))
         return;
-    }
     hurry_warm_ups(t);
     if (t->ask.count) {
         t->told.terminal = true;

@@ -40,9 +40,8 @@ static int victim_run(struct storage_ledger *l, void *arg)
             dead = l->dead[i].bytes;
             c->pack = l->dead[i].pack;
         }
-    uint8_t pair[PAIR_BYTES];
     if (!dead || l->unread || /* what lives in a pack is not known yet */
-        packs_pair(&l->st->packs, c->pack, pair) == -ESTALE)
+        packs_misnamed(&l->st->packs, c->pack))
         return -ENOENT;
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_OF_PACK);

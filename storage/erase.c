@@ -297,8 +297,7 @@ void erase_pack(struct storage_ledger *l, uint32_t pack)
     stmt_reset(s);
     for (const struct cut *c = l->cuts; c && !rc; c = c->given_before)
         rc = bsearch(&(struct drop){.pack = pack}, c->drops, c->n, sizeof *c->drops, by_pack) != NULL;
-    uint8_t pair[PAIR_BYTES];
-    if (rc != 0 || packs_pair(&st->packs, pack, pair) == -ESTALE || packs_unlink(&st->packs, pack))
+    if (rc != 0 || packs_misnamed(&st->packs, pack) || packs_unlink(&st->packs, pack))
         return;
     dead_given_back(l, pack);
     (void)stmt_run(l, STMT_WITH(l, S_PACK_DELETE, pack), NULL);

@@ -487,6 +487,12 @@ int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES])
     return rc;
 }
 
+bool packs_misnamed(const struct packs *p, uint32_t pack)
+{
+    uint8_t pair[PAIR_BYTES];
+    return packs_pair(p, pack, pair) == -ESTALE;
+}
+
 /* Reads for a scan. 1: it cannot be read and is to be passed over. */
 static int scan_read(const struct packs *p, int fd, void *buf, size_t n, uint64_t at, int *unreadable)
 {

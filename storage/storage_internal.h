@@ -103,8 +103,7 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end);
 /* Appends a record; *pack and *offset get its place. Not durable before packs_sync(). After an error *pack is
  * STORAGE_PACK_NONE, or the place that has some of it, which could not be overwritten. */
 int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *pack, uint64_t *offset);
-/* Whether a record of this size goes to a new pack. */
-bool packs_full(const struct packs *p, uint64_t bytes);
+bool packs_full(const struct packs *p, uint64_t bytes); /* whether a record of this size goes to a new pack */
 int packs_sync(struct packs *p); /* an error stays until the pack is released */
 /* Closes the active pack, giving back what was allocated beyond its end. */
 void packs_release(struct packs *p);
@@ -129,6 +128,7 @@ void pack_name(char name[PACK_NAME_BYTES], uint32_t pack);
 const char *pack_strerror(int rc); /* as strerror(-rc), of a pack */
 /* The pair id of a pack; all zero: it is from before there was one. -ESTALE: it is another one under this name. */
 int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES]);
+bool packs_misnamed(const struct packs *p, uint32_t pack); /* whether packs_pair() says that */
 /* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage, and with r NULL
  * for each block of what is none. *end gets the end of the last record. -EIO: some of the pack cannot be read; fn was
  * called for the rest. -ESTALE: it belongs to another ledger. */
