@@ -71,8 +71,7 @@ static bool place_is_anothers(const struct storage_ledger *l, struct drop *d)
 {
     uint8_t head[PACK_HEADER_BYTES];
     struct pack_record r;
-    if (packs_misnamed(&l->st->packs, d->pack) ||
-        packs_read(&l->st->packs, d->pack, d->offset, head, sizeof head) ||
+    if (packs_misnamed(&l->st->packs, d->pack) || packs_read(&l->st->packs, d->pack, d->offset, head, sizeof head) ||
         pack_record_parse(head, sizeof head, false, &r))
         return false;
     d->owner = r.owner;

@@ -104,7 +104,7 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end);
  * STORAGE_PACK_NONE, or the place that has some of it, which could not be overwritten. */
 int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *pack, uint64_t *offset);
 bool packs_full(const struct packs *p, uint64_t bytes); /* whether a record of this size goes to a new pack */
-int packs_sync(struct packs *p); /* an error stays until the pack is released */
+int packs_sync(struct packs *p);                        /* an error stays until the pack is released */
 /* Closes the active pack, giving back what was allocated beyond its end. */
 void packs_release(struct packs *p);
 struct place {
