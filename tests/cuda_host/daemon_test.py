@@ -86,19 +86,22 @@ def a_device_that_vanishes_ends_the_daemon():
         before = [d.turn(q, conversation=c, max_output_tokens=6, convod={"seed": 5}) for q in QUESTIONS[:2]]
         d.settle()
         body = {"input": "Go on.", "conversation": c, "max_output_tokens": 400, "temperature": 1, "stream": True,
-                "convod": {"seed": 5}}
-        events, failed = read_events(send(d, body)), None
-        for e in events:
-            if isinstance(e, dict) and e["type"] == "response.output_text.delta" and not os.path.exists(broken):
-                open(broken, "w").close()
-            if isinstance(e, dict) and e["type"] == "response.failed":
-                failed = e["response"]["error"]
+                "convod": {"seed": 5, "parent": before[-1]["id"]}}
+        failed = None
+        while not failed:  # an answer may be over before its first piece is seen here; then the next one fails
+            answered = os.path.exists(broken)
+            for e in read_events(send(d, body)):
+                if isinstance(e, dict) and e["type"] == "response.output_text.delta" and not os.path.exists(broken):
+                    open(broken, "w").close()
+                if isinstance(e, dict) and e["type"] == "response.failed":
+                    failed = e["response"]["error"]
+            assert failed or not answered, "the device was broken, and answered"
         assert failed and "the device: unspecified launch failure" in failed["message"], failed
         assert d.process.wait(timeout=60) != 0
         assert "the device has failed" in d.read_log()
         os.remove(broken)
         d.start()
-        after = d.turn(QUESTIONS[2], conversation=c, max_output_tokens=6, convod={"seed": 5})
+        after = d.turn(QUESTIONS[2], conversation=c, max_output_tokens=6, convod={"seed": 5, "parent": before[-1]["id"]})
         tokens = check_receipt(after)["tokens"]
         assert tokens["history"] == tokens["disk"] > 0 and tokens["prefilled"] == tokens["new"], tokens
         d.stop()
