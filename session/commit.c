@@ -63,6 +63,7 @@ static void done(struct turn *t)
         double ms = (double)(session_now_ns() - t->admitted_ns) / 1e6;
         s->status.turn_ms += s->status.turn_ms > 0 ? (ms - s->status.turn_ms) / TURNS_OF_MEAN : ms;
     }
+    session_counted(s);
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                          .conversation = turn_conversation_id(t),
                                          .erasing = t->end.erasing,
@@ -197,15 +198,10 @@ void commit_retry(struct session *s)
 
 /* ---- after the commit: KV ---- */
 
-/* Told at once, not at the end of the loop: who got a turn's terminal event and then asks must see that its saving is
- * pending. */
 static void count_saves(struct session *s, int change)
 {
     s->saves += change;
-    pthread_mutex_lock(&s->lock);
-    s->published.pending_saves = (uint64_t)s->saves;
-    s->published.save_failures = s->status.save_failures;
-    pthread_mutex_unlock(&s->lock);
+    session_counted(s);
 }
 
 void saving_free(struct saving *saving)

@@ -156,6 +156,15 @@ static void cancel_stopped(struct session *s)
     }
 }
 
+void session_counted(struct session *s)
+{
+    s->status.pending_saves = (uint64_t)s->saves;
+    pthread_mutex_lock(&s->lock);
+    s->published = s->status;
+    s->published_progress_ms = s->last_progress_ms;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void publish(struct session *s)
 {
     int running = 0, waiting = 0, ahead = 0;
@@ -170,17 +179,13 @@ static void publish(struct session *s)
     if (!work)
         s->last_progress_ms = session_now_ns() / 1000000;
     struct engine_kv_use use = engine_kv_use(s->engine);
-    pthread_mutex_lock(&s->lock);
     s->status.running = running;
     s->status.waiting = waiting;
     s->status.ahead = ahead;
     s->status.hot_used = use.used_bytes;
     s->status.hot_budget = use.budget_bytes;
-    s->status.pending_saves = (uint64_t)s->saves;
-    s->published = s->status;
-    s->published_progress_ms = s->last_progress_ms;
-    pthread_mutex_unlock(&s->lock);
-    live_running(s);
+    live_running(s); /* first: where nothing runs any more, nothing is told to run */
+    session_counted(s);
 }
 
 /* A step with prompts in it is long. Turns that lack nothing but a word of the ledger, a matter of milliseconds, are

@@ -456,7 +456,7 @@ struct session {
     struct command *commands, **commands_end;
     int drain_ms;
     bool stop;
-    struct session_status published; /* as the last loop left it */
+    struct session_status published; /* as session_counted() left it */
     int64_t published_progress_ms;
     struct live live;
     struct usage *usages; /* limits.c: that wait for the engine thread */
@@ -494,6 +494,9 @@ int session_post(struct session *s, void (*run)(struct session *s, void *arg), v
 void session_log(struct session *s, int priority, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
 void session_progress(struct session *s);
+/* Tells of what was counted, before the loop ends: who got a turn's terminal event and then asks must see that it was,
+ * and that its saving is pending. What runs and waits stays as the last loop left it, until what follows is there too. */
+void session_counted(struct session *s);
 int64_t session_now_ns(void);
 int64_t session_cpu_ns(void); /* of the calling thread */
 /* Whether commands have arrived since the loop took them. */

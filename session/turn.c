@@ -118,6 +118,7 @@ static void failed(struct turn *t)
     t->told.terminal = true;
     t->state = TURN_OVER;
     t->session->status.turns_failed += !t->ask.strips;
+    session_counted(t->session);
     turn_emit(
         t, &(struct session_event){.kind = SESSION_EVENT_FAILED, .failure = t->end.failure, .message = t->end.message});
 }

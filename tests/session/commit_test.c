@@ -257,6 +257,28 @@ static void test_not_a_number(void **state)
     rig_close(rig);
 }
 
+/* On the engine thread, before anybody hears of the end. */
+static void look_at_the_end(struct answer *a, const struct session_event *ev, void *status)
+{
+    if (ev->kind == SESSION_EVENT_DONE || ev->kind == SESSION_EVENT_FAILED)
+        session_status(a->rig->s, status);
+}
+
+static void test_counted_when_it_is_told(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.nan_byte = 'Z'});
+    struct session_status status = {0};
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello", .hook = look_at_the_end, .hook_arg = &status});
+    assert_int_equal(status.turns_completed + status.turns_incomplete, 1);
+    assert_int_equal(status.tokens_prefilled, a->receipt.prefilled);
+    assert_int_equal(status.tokens_generated, a->output);
+    assert_int_equal(status.pending_saves, 1);
+    rig_refused(rig, (struct ask){.text = "Z", .hook = look_at_the_end, .hook_arg = &status}, SESSION_MODEL);
+    assert_int_equal(status.turns_failed, 1);
+    rig_close(rig);
+}
+
 /* No file grows: neither the ledger nor a pack can be written. */
 static void files_full(bool full)
 {
@@ -579,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_cancel_at_the_ledger),
         cmocka_unit_test(test_not_a_number),
         cmocka_unit_test(test_not_a_number_beside_a_twin),
+        cmocka_unit_test(test_counted_when_it_is_told),
         cmocka_unit_test(test_ledger_fails),
         cmocka_unit_test(test_failure_is_written_later),
         cmocka_unit_test(test_kv_cannot_be_saved),
