@@ -21,7 +21,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "api"))
-from daemon import BUILD, Daemon, need, text_of  # noqa: E402
+from daemon import BUILD, Daemon, need, text_of, until  # noqa: E402
 
 MODEL = os.path.join(BUILD, "tests", "service", "model")
 POWER = os.path.join(BUILD, "tests", "torture", "power_test")
@@ -125,12 +125,13 @@ class Writer(threading.Thread):
     def __init__(self, n, proxy, turns):
         super().__init__(daemon=True)
         self.n, self.proxy, self.turns = n, proxy, turns
-        self.deleted, self.error, self.retries = [], None, 0
+        self.deleted, self.error, self.answers, self.retries = [], None, 0, 0
         self.said = {}  # by conversation: questions and their answers, in order
 
     def ask(self, conversation, marker, key):
         body = {"conversation": conversation, "input": marker, "temperature": 0, "max_output_tokens": 6}
         answer, tries = insist(self.proxy, "/v1/responses", body, key)
+        self.answers += 1
         self.retries += tries - 1
         return text_of(answer)
 
@@ -182,10 +183,13 @@ def fill(folder):
 
 
 def trouble(d, proxy, writers, seed, full):
-    """Kills and full disks until the writers have ended. What was done, by kind."""
+    """Kills and full disks until the writers have ended. What was done, by kind. Between two of them something is answered, however
+    slow the machine is: else nothing ever would be."""
     rng, done = random.Random(seed), {"kills": 0, "full disks": 0}
     while any(w.is_alive() for w in writers):
+        before = sum(w.answers for w in writers)
         time.sleep(rng.uniform(0.3, 1.2))
+        until(lambda: sum(w.answers for w in writers) > before or not any(w.is_alive() for w in writers))  # noqa: B023
         if full and rng.random() < 0.4:
             name = fill(d.data)
             done["full disks"] += 1

@@ -144,13 +144,12 @@ def rss_kib(pid):
 
 def quiet(d):
     """Waits until nothing runs, waits or is to be saved."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def status():
         s = d.ok("GET", "/v1/convod/status")
-        if not any(s["queue"].values()) and s["pending_saves"] == 0:
-            return s
-        time.sleep(0.05)
-    raise AssertionError(f"it does not come to rest: {s}")
+        return not any(s["queue"].values()) and s["pending_saves"] == 0 and s
+
+    return until(status, "it does not come to rest")
 
 
 def soak():
@@ -200,10 +199,7 @@ def soak():
         assert after < 1.25 * before + 16384, (before, after)
         for c in w.heads:  # also those whose deletion a kill has undone
             d.call("DELETE", f"/v1/conversations/{c}")
-        deadline = time.monotonic() + 60
-        while (left := quiet(d)["segments"]) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert left == 0, left
+        until(lambda: quiet(d)["segments"] == 0, "segments are left")
         status, _ = d.stop()
         assert status == 0
         print(f"# {w.turns} turns answered, {w.cut} left, {aside} put aside, {len(w.deleted)} conversations deleted; {before} and {after} KiB")
