@@ -494,7 +494,7 @@ void session_log(struct session *s, int priority, const char *format, ...) __att
 /* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
 void session_progress(struct session *s);
 /* Tells of what was counted, before the loop ends: who got a turn's terminal event and then asks must see that it was,
- * and that its saving is pending. What runs and waits stays as the last loop left it, until what follows is there too. */
+ * and that its saving is pending. What runs and waits stays as the last loop left it until what follows is there. */
 void session_counted(struct session *s);
 int64_t session_now_ns(void);
 int64_t session_cpu_ns(void); /* of the calling thread */
