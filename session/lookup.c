@@ -391,8 +391,10 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
 {
     struct found *f = &t->found;
     int rc = storage_turn_by_id(l, f->owner.id, parent, 0, &f->parent);
-    if (!rc)
-        rc = find_tools(l, t, parent, (!t->ask.generate || t->ask.keeps) && !t->ask.match);
+    if (rc || (rc = storage_turn_is_leaf(l, parent)) < 0)
+        return rc;
+    f->branches = rc == 0;
+    rc = find_tools(l, t, parent, (!t->ask.generate || t->ask.keeps) && !t->ask.match);
     if (!rc && t->ask.keeps && !t->instructions && !t->ask.match &&
         !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
         rc = -ENOMEM;

@@ -193,7 +193,7 @@ struct found {
     size_t tokens_bytes;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
     size_t n_path;
-    bool anew;                 /* it is */
+    bool anew, branches;       /* it is; others follow the parent, too: some of this may be stored */
     char *tools;               /* that the parent's context was told of, in the sorted form; NULL: none */
     unsigned effort;           /* of ENGINE_CHAT_EFFORTS: that the parent's context was made with */
     struct storage_turn begun; /* continues: that answer's row, with its tokens, where these hold its whole context; id

@@ -140,6 +140,26 @@ def forks():
         assert d.stop()[0] == 0
 
 
+def again(d, c, row, text):
+    """Another answer to a question, which stays what was asked last."""
+    r = check_receipt(turn(d, text, conversation=c, convod={"seed": 9, "parent": row["parent"]}))
+    assert r["tokens"]["prefilled"] == 1 and r["tokens"]["new"] == 0 and [x["reason"] for x in r["reprefilled"]] == ["logits"], r
+
+
+def beside_a_hot_branch():
+    """A question that was asked behind the same before, and left the pages since, where another branch is in them."""
+    with Scratch() as data:
+        d = daemon(data)
+        c = d.conversation()
+        first, second = turn(d, "one", conversation=c), turn(d, "y" * 200, conversation=c)
+        d.settle()
+        d.ok("POST", f"/v1/conversations/{c}/evict", {"to": "disk"})
+        only_new(turn(d, "another way", conversation=c, convod={"seed": 5, "parent": first["id"]}))
+        again(d, c, {"parent": first["id"]}, "y" * 200)
+        assert d.ok("GET", f"/v1/responses/{second['id']}")["status"] == second["status"]
+        d.stop()
+
+
 def around_a_segment():
     """Forks, answers made again and questions asked anew behind contexts of every length that matters."""
     with Scratch() as data:
@@ -351,4 +371,4 @@ def cut_answers_go_on():
 
 
 need(MAKER)
-run(single_items, forks, around_a_segment, all_responses, answers_put_otherwise, chained_in_a_conversation, deleted_for_good, made_once, cut_answers_go_on, again_at_8k)
+run(single_items, forks, beside_a_hot_branch, around_a_segment, all_responses, answers_put_otherwise, chained_in_a_conversation, deleted_for_good, made_once, cut_answers_go_on, again_at_8k)
