@@ -274,8 +274,9 @@ static void admit(struct turn *t)
         t->n_counted = hot;
     }
     if (!t->aside.n) {
-        /* Continuing what is hot needs no index; anything else may share something that is stored. */
-        complete |= t->n_expected > 0 && hot >= t->n_expected;
+        /* Continuing what is hot needs no index; anything else may share something that is stored, and so may a branch.
+         */
+        complete |= t->n_expected > 0 && hot >= t->n_expected && !t->found.branches;
         if (t->request)
             accept_running(t);
     }

@@ -480,6 +480,21 @@ static int build_begun(struct turn *t)
     return 0;
 }
 
+/* The context of the turn that it is a copy of: all of its messages are there. */
+static int build_copied(struct turn *t)
+{
+    const struct found *f = &t->found;
+    const struct storage_turn *of = &f->copied;
+    if (append_bytes(&t->context, of->tokens, of->tokens_bytes))
+        return out_of_memory(t);
+    t->past.rebased = of->rebased || of->base;
+    t->past.unstored = of->unstored;
+    t->past.own_from = (int)f->parent.n_tokens;
+    t->n_inherited = (int)t->context.n;
+    expect(t, of);
+    return of->answered && engine_chat_close(t->session->engine, &t->context) ? out_of_memory(t) : 0;
+}
+
 /* What is other than when an answer was begun that is gone on with; NULL: nothing. */
 static const char *begun_changes(const struct turn *t)
 {
@@ -520,6 +535,8 @@ static int build(struct turn *t)
     storage_turn_free(&f->begun); /* its items are all there */
     if (f->anew && t->ask.match && f->path[0].unstored)
         leave_found(t, 0); /* here all of it is said again */
+    if (f->copied.id)
+        return build_copied(t);
     if (!f->parent.id)
         return render_new(t);
     if (t->ask.strips)
@@ -610,6 +627,10 @@ void context_chat_hash(const struct turn *t, uint8_t out[32])
     struct messages list = {0};
     size_t from = t->found.matched;
     memset(out, 0, sizeof hash);
+    if (t->found.copied.id) {
+        memcpy(out, t->found.copied.chat_hash, sizeof hash);
+        return;
+    }
     if (t->hashes) { /* an answer that the list ends with is one with that which was given */
         for (from = t->n_messages; from > 0 && items_answers(&t->messages[from - 1]);)
             from--;

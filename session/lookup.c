@@ -266,6 +266,8 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
     *parent = f->conversation.head;
     if (t->ask.begins && *parent)
         return answered_by(l, t, *parent);
+    if (t->copy_of && ((rc = fork_find(l, t, parent)) || !t->ask.match))
+        return rc;
     /* Items behind something are what is new, whoever said it. */
     t->ask.match &= !*parent && !t->parent;
     if (t->replaces && ((rc = find_replaced(l, t)) || f->failure != SESSION_OK))
@@ -391,8 +393,12 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
 {
     struct found *f = &t->found;
     int rc = storage_turn_by_id(l, f->owner.id, parent, 0, &f->parent);
-    if (!rc)
-        rc = find_tools(l, t, parent, (!t->ask.generate || t->ask.keeps) && !t->ask.match);
+    if (rc || f->copied.id)
+        return rc; /* its context is that one's, whatever comes before */
+    if ((rc = storage_turn_is_leaf(l, parent)) < 0)
+        return rc;
+    f->branches = rc == 0;
+    rc = find_tools(l, t, parent, (!t->ask.generate || t->ask.keeps) && !t->ask.match);
     if (!rc && t->ask.keeps && !t->instructions && !t->ask.match &&
         !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
         rc = -ENOMEM;
@@ -455,6 +461,8 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_limits(l, t);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
+    if (!rc && f->copied.id)
+        rc = find_tools(l, t, f->copied.id, true);
     if (!rc && f->failure == SESSION_OK && !f->stored.id && !(rc = items_check_results(l, t, &wrong)) && wrong)
         rc = turn_refuse(t, 0, SESSION_INVALID, wrong);
     return rc;

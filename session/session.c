@@ -545,6 +545,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->labels = copy_text(r->labels, &failed);
     t->opening = copy_text(r->opening, &failed);
     t->continues = copy_text(r->continues, &failed);
+    t->copy_of = copy_text(r->copy_of, &failed);
     t->tool_choice = r->tool_choice;
     t->ask.one_call = r->one_call;
     t->stops = calloc(r->n_stops + 1, sizeof *t->stops);

@@ -319,6 +319,8 @@ struct session_turn {
     bool requeued;       /* it is one that was given back: its row is there */
     bool begins;         /* it is what its conversation begins with: where that holds something, it was asked before,
                             and what the conversation holds last is told as its answer */
+    const char *copy_of; /* with begins: its items are those of this response, or the first of them, and come behind
+                            copies of the turns that this one follows, each with a response of its own; NULL: none */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 };

@@ -21,7 +21,7 @@
  * form.c         what its answer and its calls must be
  * answer.c       what a turn's tokens say: the items of its output
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
- * unmake.c         a conversation that nothing came into goes again
+ * unmake.c         a conversation that nothing came into goes again; fork.c: one begins as another one
  * unsaved.c      turns whose KV could not be saved: tried again
  * prune.c        what stays of a segment that a response to be deleted shares
  * stored.c       rows of the ledger as users of the session see them
@@ -188,17 +188,16 @@ struct found {
     const char *message;
     struct storage_owner owner;
     struct storage_conversation conversation; /* id 0: none yet */
-    struct storage_turn parent;               /* id 0: none */
+    struct storage_turn parent, copied;       /* id 0: none; copied: fork.c */
     struct storage_turn stripped; /* its context without thinking, which this turn follows instead; id 0: it does not */
     void *tokens;                 /* of the context at the end of what the turn follows of these two */
     size_t tokens_bytes;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
     size_t n_path;
-    bool anew;                 /* it is */
+    bool anew, branches;       /* it is; others follow the parent, too: some of this may be stored */
     char *tools;               /* that the parent's context was told of, in the sorted form; NULL: none */
     unsigned effort;           /* of ENGINE_CHAT_EFFORTS: that the parent's context was made with */
-    struct storage_turn begun; /* continues: that answer's row, with its tokens, where these hold its whole context; id
-                                  0: they do not */
+    struct storage_turn begun; /* continues: that answer's row, where its tokens are its whole context; id 0: not so */
     size_t matched;            /* match: messages that the path covers */
     bool apart;           /* what was matched is followed in a chain of its own: its conversation is not this turn's */
     int64_t replaces;     /* at its acceptance: the first attempt at this request, whose place it takes; 0 = none */
@@ -230,7 +229,7 @@ struct turn {
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
-    char *replaces;                   /* public id of the response that goes when this one is committed; NULL: none */
+    char *replaces, *copy_of;         /* public ids: of the response that goes when this one is committed; fork.c */
     char *opening, *continues;        /* NULL: none */
     struct engine_tokens opening_ids; /* of the answer that is continued */
     char *tools, *tools_form, *tool;  /* tools_form: in the sorted form, by which they are compared */
@@ -627,8 +626,7 @@ void context_chat_hash(const struct turn *t, uint8_t out[32]);
 const struct storage_turn *context_base(const struct turn *t);
 
 /* strip.c */
-/* In a job, once the parent is known: whether the turn follows it without thinking; for a turn that strips, what it
- * begins with and the turns since. 0 or negative. */
+/* In a job: whether the turn follows its parent without thinking; of one that strips, what it begins with. */
 int strip_find(struct storage_ledger *l, struct turn *t);
 /* How many turns of the path are from before the question that the turn belongs to. */
 size_t strip_before(const struct turn *t);
@@ -658,8 +656,7 @@ int lookup_find(struct turn *t);
 /* Comes back with turn_planned(), or, for one that waits, with turn_planned_early(). 0 or -ENOMEM. */
 int lookup_plan(struct turn *t);
 
-/* accept.c: a turn's row in the ledger. Each starts a job that comes back with turn_accepted(), turn_committed(),
- * turn_failed(); 0 or -ENOMEM. */
+/* accept.c: a turn's row. Each starts a job that ends in turn_accepted(), _committed() or _failed(); 0 or -ENOMEM. */
 int accept_start(struct turn *t);
 int accept_commit(struct turn *t);
 int accept_fail(struct turn *t);
@@ -783,6 +780,9 @@ void prune_free(struct prune *p);
  * what they held; what nobody holds then goes. done() is called on the engine thread. */
 int turns_hold(struct session *s, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES],
                void (*done)(struct session *s, void *arg), void *arg);
+
+/* fork.c: of a turn with copy_of, what it follows; found.copied: that one, where its items are all of it. In a job. */
+int fork_find(struct storage_ledger *l, struct turn *t, int64_t *parent);
 
 /* receipt.c */
 #define RECEIPT_PUT_ASIDE "put_aside" /* why a turn's own tokens were prefilled once more */

@@ -50,7 +50,7 @@ void turn_free(struct turn *t)
         return;
     char *texts[] = {t->owner,    t->response_id, t->conversation, t->previous, t->parent, t->instructions,
                      t->replaces, t->params,      t->key,          t->request,  t->tools,  t->tools_form,
-                     t->tool,     t->opening,     t->continues,    t->callable, t->labels};
+                     t->tool,     t->opening,     t->continues,    t->callable, t->labels, t->copy_of};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
     for (size_t i = 0; t->names && i < t->n_messages; i++)
@@ -68,6 +68,7 @@ void turn_free(struct turn *t)
     if (t->found.conversation.public_id)
         storage_conversation_free(&t->found.conversation);
     storage_turn_free(&t->found.parent);
+    storage_turn_free(&t->found.copied);
     storage_turn_free(&t->found.stripped);
     storage_turn_free(&t->found.stored);
     storage_turn_free(&t->found.begun);

@@ -364,6 +364,44 @@ static int find_segments(struct storage_ledger *l, int64_t owner, const uint8_t 
     return 1;
 }
 
+/* The segment with `key`, or the nearest one before it that ends within so many tokens. 1, 0: there is none. */
+static int held_within(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], int64_t most,
+                       struct segment_row *row)
+{
+    uint8_t at[STORAGE_KEY_BYTES];
+    memcpy(at, key, sizeof at);
+    int rc = segment_get(l, at, row);
+    while (rc == 1 && row->end > most && !pack_is_zero(row->parent, sizeof row->parent)) {
+        memcpy(at, row->parent, sizeof at);
+        rc = segment_get(l, at, row);
+    }
+    return rc == 1 && row->end > most ? 0 : rc;
+}
+
+int storage_turns_hold_as(struct storage_ledger *l, const struct storage_turn *from, const int64_t *to, size_t n)
+{
+    struct segment_row at = {0}, before;
+    bool there = false;
+    int rc = 0;
+    for (size_t i = n; i-- > 0 && rc >= 0;) {
+        const struct storage_turn *t = &from[i];
+        if (i + 1 == n || from[i + 1].rebased || from[i + 1].base) { /* its context is no head of the next one's */
+            uint8_t key[STORAGE_KEY_BYTES];
+            rc = segment_held_by(l, t->id, key);
+            rc = rc == 1 ? held_within(l, key, t->n_tokens, &at) : rc;
+            there = rc == 1;
+        }
+        while (there && rc >= 0 && (rc = segment_get(l, at.parent, &before)) == 1 && before.end >= kv_end(t))
+            at = before;
+        if (rc >= 0 && there)
+            rc = segment_hold(l, to[i], at.key);
+        if (rc >= 0 && t->saved == STORAGE_SAVED_PENDING)
+            rc = storage_turn_set_saved(l, to[i],
+                                        there && at.end >= kv_end(t) ? STORAGE_SAVED_YES : STORAGE_SAVED_FAILED);
+    }
+    return rc < 0 ? rc : 0;
+}
+
 static bool from_hex(const char *text, uint8_t *out, size_t n)
 {
     size_t i = 0;

@@ -438,6 +438,10 @@ int storage_kv_flush(struct storage *st, const uint8_t drop[STORAGE_KEY_BYTES], 
 /* Makes the turns that `turn` follows hold a segment instead of what they held: those whose contexts are longer than
  * `tokens`, back to the last one that was rendered anew. What they held goes when nobody else holds it. */
 int storage_turns_hold(struct storage_ledger *l, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Turns to[0..n) have the same contexts as from[0..n), the rows of a path: they hold what the last one of these has of
+ * them, and so nothing that was said beside or behind it. Where the KV of one is still being saved its copy's `saved`
+ * says whether that is all. */
+int storage_turns_hold_as(struct storage_ledger *l, const struct storage_turn *from, const int64_t *to, size_t n);
 /* Of the chain that ends with `last` goes what no turn holds. */
 int storage_segment_drop(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES]);
 

@@ -11,7 +11,6 @@
 
 #include "daemon/api/messages.h"
 
-#define PAGE_MAX     100
 #define PREVIEW_MAX  200 /* bytes of a text in a list */
 #define TITLE_MAX    512
 #define ITEM_ID_SIZE 96
@@ -241,7 +240,7 @@ void conversations_delete_item(struct client *c)
 /* ---- another conversation ------------------------------------------------------------------------------------------
  */
 
-/* All items are there. */
+/* Its last items are there. */
 static void make_fork(struct client *c, struct op *op)
 {
     const cJSON *settings = op->turn->settings, *title = json_get(settings, "title"),
@@ -263,39 +262,57 @@ static void make_fork(struct client *c, struct op *op)
     }
 }
 
-static void fork_items(struct client *c, struct op *op, const struct session_result *r);
+static void fork_response(struct client *c, struct op *op, const struct session_result *r);
 
-static void fork_page(struct client *c, struct op *from, const char *after)
+static void fork_response_get(struct client *c, struct op *from, const char *response)
 {
-    struct op *op = next(c, from, c->request.param, fork_items);
+    struct op *op = response ? next(c, from, response, fork_response) : NULL;
     if (op) {
-        op_posted(
-            c, op,
-            session_conversation_items(c->api->runs.session, c->owner, op->id, false, after, PAGE_MAX, op_done, op));
+        op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
+    } else if (!response) {
+        refuse(c, 400, "invalid_value", "item", "The conversation holds nothing yet.");
     }
 }
 
-static void fork_items(struct client *c, struct op *op, const struct session_result *r)
+/* The response that the fork ends with, or that its last item belongs to; those before it the session copies. What runs
+ * or has failed is no part of the conversation (yet). */
+static void fork_response(struct client *c, struct op *op, const struct session_result *r)
 {
+    const struct session_response *response = &r->responses[0];
     struct turn_request *q = op->turn;
     struct api_error e = {0};
-    struct message_list l = {.q = q, .name = "items", .capacity = q->n_items, .ids = true, .e = &e};
-    bool found = false;
-    for (size_t i = 0; i < r->n_items && !found; i++) {
-        /* What runs or has failed is no part of the conversation (yet). */
-        if (!r->items[i].running && !r->items[i].failed && add_copy(q, &l, &r->items[i])) {
-            client_answer_error(c, &e);
-            return;
-        }
-        found = op->text && strcmp(r->items[i].id, op->text) == 0;
+    struct message_list l = {.q = q, .name = "items", .ids = true, .e = &e};
+    if (strcmp(response->status, "completed") != 0 && strcmp(response->status, "incomplete") != 0) {
+        free(op->text);
+        op->text = NULL;
+        fork_response_get(c, op, response->previous);
+        return;
     }
-    if (!found && r->more) {
-        fork_page(c, op, r->items[r->n_items - 1].id);
-    } else if (!found && op->text) {
-        refuse_item(c, "item", op->text);
+    bool found = false, bad = false;
+    for (size_t i = 0; i < response->n_items && !found && !bad; i++) {
+        bad = add_copy(q, &l, &response->items[i]) != 0;
+        found = op->text && strcmp(response->items[i].id, op->text) == 0;
+    }
+    snprintf(q->copy_of, sizeof(q->copy_of), "%s", response->id);
+    q->instructions = strdup(response->instructions ? response->instructions : "");
+    if (!bad && !q->instructions) {
+        bad = message_no_memory(&e) != 0;
+    }
+    if (bad) {
+        client_answer_error(c, &e);
     } else {
         make_fork(c, op);
     }
+}
+
+static void fork_item(struct client *c, struct op *op, const struct session_result *r)
+{
+    fork_response_get(c, op, r->items[0].response);
+}
+
+static void no_fork_item(struct client *c, const char *item)
+{
+    refuse_item(c, "item", item);
 }
 
 /* What the new one takes over, save where the request says otherwise. */
@@ -312,7 +329,16 @@ static void fork_source(struct client *c, struct op *op, const struct session_re
     if (from->instructions) {
         cJSON_AddStringToObject(settings, "instructions", from->instructions);
     }
-    fork_page(c, op, NULL);
+    if (!op->text) {
+        fork_response_get(c, op, from->head);
+        return;
+    }
+    struct op *item = next(c, op, c->request.param, fork_item);
+    if (item) {
+        item->missing = no_fork_item;
+        op_posted(c, item,
+                  session_conversation_item(c->api->runs.session, c->owner, item->id, item->text, op_done, item));
+    }
 }
 
 /* The fork that was made with the request's key; one that nothing came into yet is gone on with, from its source. */
@@ -393,7 +419,8 @@ static cJSON *response_line(const struct session_response *r)
     const struct session_item *asked = NULL, *said = NULL;
     for (size_t i = 0; i < r->n_items; i++) {
         if (strcmp(r->items[i].kind, "message") == 0) {
-            *(r->items[i].output ? &said : &asked) = &r->items[i];
+            bool answer = r->items[i].output || r->items[i].role == ENGINE_ASSISTANT;
+            *(answer ? &said : &asked) = &r->items[i];
         }
     }
     cJSON *o = cJSON_CreateObject();

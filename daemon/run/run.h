@@ -212,7 +212,7 @@ struct turn_request {
     int max_output_tokens, n_top, thinking_tokens; /* as in a session_turn */
     unsigned effort;                               /* the same */
     bool logprobs;                                 /* and n_top: as in a session_turn */
-    char replaces[ID_SIZE];                        /* as in a session_turn; "": none */
+    char replaces[ID_SIZE], copy_of[ID_SIZE];      /* as in a session_turn; "": none */
     bool match; /* the items are a whole history, of which the longest head that there is is found */
     bool raw;   /* the text of the one item, or `tokens` where there are any, is the whole context */
     engine_token *tokens;

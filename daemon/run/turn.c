@@ -357,6 +357,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .request = queued,
         .requeued = id != NULL,
         .begins = q->begins,
+        .copy_of = q->copy_of[0] ? q->copy_of : NULL,
         .event = on_event,
         .arg = run,
     };

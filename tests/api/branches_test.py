@@ -140,6 +140,77 @@ def forks():
         assert d.stop()[0] == 0
 
 
+def rows(d, c):
+    return [(x["input"], x["output"], x["status"]) for x in d.ok("GET", f"/v1/conversations/{c}/responses?limit=100")["data"]]
+
+
+def again(d, c, row, text):
+    """Another answer to a question, which stays what was asked last."""
+    r = check_receipt(turn(d, text, conversation=c, convod={"seed": 9, "parent": row["parent"]}))
+    assert r["tokens"]["prefilled"] == 1 and r["tokens"]["new"] == 0 and [x["reason"] for x in r["reprefilled"]] == ["logits"], r
+
+
+def forks_have_every_exchange():
+    """Each is a response of the copy: it can be taken back, asked again and followed, also when what it was copied from has gone."""
+    with Scratch() as data:
+        d = daemon(data)
+        least = d.ok("POST", "/v1/responses/input_tokens", {"input": "x"})["input_tokens"]
+        for tokens in (least, 255, 256, 257):
+            first, second = text_of_length(d, tokens), "y" * 200  # the second one ends behind another segment
+            c = d.conversation(title="kites")
+            for text in (first, second, "three"):
+                turn(d, text, conversation=c)
+            every = d.ok("GET", f"/v1/conversations/{c}/responses")["data"]
+            # What stands beside the way to the end is not copied, and nothing of it is kept.
+            turn(d, "beside " * 30, conversation=c, convod={"seed": 5, "parent": every[1]["id"]})
+            d.ok("POST", f"/v1/conversations/{c}", {"convod": {"head": every[2]["id"]}})
+            d.settle()
+            counted = Prefilled(d, 0)
+            whole = d.ok("POST", f"/v1/conversations/{c}/fork", {})
+            assert counted.next() in ((n, 0) for n in range(5))  # the end of the last answer alone
+            part = d.ok("POST", f"/v1/conversations/{c}/fork", {"item": items(d, c)[3]["id"]})
+            asked = d.ok("POST", f"/v1/conversations/{c}/fork", {"item": items(d, c)[4]["id"]})
+            last = turn(d, "and here?", conversation=part["id"])
+            assert whole["convod"]["turns"] in (0, 3) and rows(d, whole["id"])[:2] == rows(d, c)[:2] == rows(d, asked["id"])[:2]
+            d.settle()
+            for gone in (False, True):
+                if gone:
+                    d.ok("DELETE", f"/v1/conversations/{c}")
+                    for f in (whole, part, asked):
+                        d.ok("POST", f"/v1/conversations/{f['id']}/evict", {"to": "disk"})
+                for f, texts in ((whole, (first, second, "three")), (part, (first, second)), (asked, (first, second, "three"))):
+                    made = d.ok("GET", f"/v1/conversations/{f['id']}/responses?limit=100")["data"][: len(texts)]
+                    assert [x["parent"] for x in made] == [""] + [x["id"] for x in made[:-1]], made
+                    assert not {x["id"] for x in made} & {x["id"] for x in every}
+                    receipt = d.ok("GET", f"/v1/responses/{made[0]['id']}")["convod"]
+                    assert receipt["conversation"] == f["id"] and receipt["saved"] == "yes", receipt
+                    for row, text in zip(made, texts):
+                        assert row["input"] == text[:200], (row, text)
+                        if f is not asked or row is not made[-1]:
+                            again(d, f["id"], row, text)
+                        d.ok("POST", f"/v1/conversations/{f['id']}", {"convod": {"head": row["id"]}})
+                        assert d.ok("GET", f"/v1/conversations/{f['id']}")["convod"]["turns"] == made.index(row) + 1
+                        if f is not asked or row is not made[-1]:
+                            only_new(turn(d, f"from {f['id']} {gone}", conversation=f["id"]), 70)
+                    d.settle()
+            assert d.ok("GET", f"/v1/responses/{last['id']}")["status"] == last["status"]
+        d.stop()
+
+
+def beside_a_hot_branch():
+    """A question that was asked behind the same before, and left the pages since, where another branch is in them."""
+    with Scratch() as data:
+        d = daemon(data)
+        c = d.conversation()
+        first, second = turn(d, "one", conversation=c), turn(d, "y" * 200, conversation=c)
+        d.settle()
+        d.ok("POST", f"/v1/conversations/{c}/evict", {"to": "disk"})
+        only_new(turn(d, "another way", conversation=c, convod={"seed": 5, "parent": first["id"]}))
+        again(d, c, {"parent": first["id"]}, "y" * 200)
+        assert d.ok("GET", f"/v1/responses/{second['id']}")["status"] == second["status"]
+        d.stop()
+
+
 def around_a_segment():
     """Forks, answers made again and questions asked anew behind contexts of every length that matters."""
     with Scratch() as data:
@@ -351,4 +422,4 @@ def cut_answers_go_on():
 
 
 need(MAKER)
-run(single_items, forks, around_a_segment, all_responses, answers_put_otherwise, chained_in_a_conversation, deleted_for_good, made_once, cut_answers_go_on, again_at_8k)
+run(single_items, forks, forks_have_every_exchange, beside_a_hot_branch, around_a_segment, all_responses, answers_put_otherwise, chained_in_a_conversation, deleted_for_good, made_once, cut_answers_go_on, again_at_8k)

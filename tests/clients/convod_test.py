@@ -231,10 +231,12 @@ class AnEvening(unittest.TestCase):
         early = next(line.split("\t")[0] for line in self.convo("list").stdout.splitlines() if line.endswith("\tEarly"))
         said = self.convo("show", early).stdout
         self.assertTrue("Say four." in said and "Say one." not in said and "#" not in said, said)
-        # What was copied is one piece: it is neither taken back nor asked again.
-        r = self.convo("resume", id, *settings, stdin="/fork Second\n/undo\n/regenerate\nSay four.\n/undo\n/undo\n")
-        self.assertEqual(r.stderr.count("nothing was said here yet, since it was copied"), 3, r.stderr)
-        self.assertEqual(r.stderr.count("taken back"), 1, r.stderr)
+        # In a copy as in what it was made from: any exchange is asked again, put otherwise and taken back.
+        r = self.convo("resume", id, *settings, stdin="/fork Second\n/branches\n/regenerate\n/correct Two.\nSay five.\n/undo\n/undo\n/regenerate\n/undo\n/undo\n")
+        self.assertEqual(r.stderr.count("taken back"), 3, r.stderr)
+        self.assertEqual(r.stderr.count(" 1 prefilled, 1 of them again"), 2, r.stderr)
+        self.assertIn("  1 * Say one.", r.stdout)
+        self.assertIn("nothing was said yet", r.stderr)
         r = self.convo("chat", stdin="/fork\n/branches\n")
         self.assertEqual(r.stderr.count("nothing was said yet"), 2, r.stderr)
 
