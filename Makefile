@@ -68,7 +68,7 @@ include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check torture soak test lint format grammar-figures bench bench-serve install uninstall clean help deps model \
+.PHONY: all chat stop check late torture soak test lint format grammar-figures bench bench-serve install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -152,6 +152,7 @@ help:
 	@echo 'make test            build and run the unit tests alone; T=daemon/auth only that one, T=daemon those of a folder'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
+	@echo 'make late            the same with threads that come late and a slow disk; T= as above'
 	@echo 'make torture         kills, power losses and full disks, for as long as TORTURE_CASES says'
 	@echo 'make soak            random clients, kills and restarts, for SOAK_SECONDS (half an hour)'
 	@echo 'make bench           measure, side by side with a peer'
@@ -216,6 +217,15 @@ test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(PY_WANTS)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
+
+# The same tests on a machine whose threads come late and whose disk is slow: in each of LATE by another one and at other moments.
+LATE ?= 1 2 3
+late: $(BUILD)/late.so $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(PY_WANTS))
+	@for n in $(LATE); do echo "LATE=$$n" && LATE=$$n LD_PRELOAD='$(abspath $<)' $(MAKE) $(QUIET) test T='$T' || exit; done
+
+$(BUILD)/late.so: tests/ci/late.c $(BUILD)/flags
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(CFLAGS) $(CPPFLAGS) -fPIC -shared $< -o $@
 
 # Crashes at so many moments of a recorded run, and as many turns under kills, full disks and cut connections; `make check` tries a few
 # seconds' worth of each.

@@ -216,8 +216,8 @@ static int idle_wait_ms(const struct session *s)
         due_ms = unsaved_ms;
     if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
         due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
-    if (s->storage && !s->retaining && s->retain_due_ms < due_ms && storage_limits_retain(s->storage))
-        due_ms = s->retain_due_ms;
+    if (s->storage && !s->retain.busy && s->retain.due_ms < due_ms && storage_limits_retain(s->storage))
+        due_ms = s->retain.due_ms;
     if (due_ms == INT64_MAX)
         return -1;
     return due_ms <= now_ms ? 1 : due_ms - now_ms < INT_MAX ? (int)(due_ms - now_ms) : INT_MAX;

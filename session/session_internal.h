@@ -34,6 +34,7 @@
 #ifndef CONVOD_SESSION_INTERNAL_H
 #define CONVOD_SESSION_INTERNAL_H
 
+#include "session/retention.h"
 #include "session/schedule.h"
 #include "session/session.h"
 #include "storage/storage.h"
@@ -481,9 +482,7 @@ struct session {
     bool closing, current_turn_asked; /* asked: somebody wants contexts without past thinking */
     int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
     atomic_uint_fast64_t quota_refusals;
-    int64_t retain_due_ms, retain_offset_ms; /* retention.c */
-    int retain_wait_ms;
-    bool retaining;                 /* a conversation is looked for, or being deleted */
+    struct retain retain;
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
     int saves, prunes;              /* turns whose saving has not ended; under way */
     struct discard *discards;       /* segments being dropped: of turns that failed, or that were cut off */
@@ -765,11 +764,6 @@ int limits_set(struct storage *storage, const struct session_limits *everyone, c
  * or -EFBIG: no, and `why` gets what to say; other errors of the ledger. */
 int limits_check(struct storage_ledger *l, struct session *s, int64_t owner, const char *name, bool creates, char *why,
                  size_t why_size);
-
-/* retention.c */
-void retention_start(struct session *s, int wait_ms);
-/* [now and then] Deletes the next conversation that is too old. */
-void retention_tick(struct session *s);
 
 /* prune.c */
 struct prune;

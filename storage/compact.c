@@ -36,12 +36,11 @@ static int victim_run(struct storage_ledger *l, void *arg)
     struct compaction *c = arg;
     uint64_t dead = 0;
     for (size_t i = 0; i < l->n_dead; i++)
-        if (l->dead[i].bytes > dead && l->dead[i].pack < c->most) {
+        if (l->dead[i].bytes > dead && l->dead[i].pack < c->most && !packs_misnamed(&l->st->packs, l->dead[i].pack)) {
             dead = l->dead[i].bytes;
             c->pack = l->dead[i].pack;
         }
-    if (!dead || l->unread || /* what lives in a pack is not known yet */
-        packs_misnamed(&l->st->packs, c->pack))
+    if (!dead || l->unread) /* what lives in a pack is not known yet */
         return -ENOENT;
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_OF_PACK);
@@ -76,14 +75,19 @@ static int victim_run(struct storage_ledger *l, void *arg)
     return rc;
 }
 
-/* Copies a record to the active pack. One that cannot be read goes with its pack. */
+/* Copies a record to the active pack. One that cannot be read, or is another, goes with its pack. */
 static int copy(struct storage *st, uint32_t pack, struct move *m)
 {
     uint64_t bytes = m->to.bytes;
     uint8_t *record = bytes <= PACK_RECORD_MAX ? malloc(bytes) : NULL;
     if (!record)
         return -ENOMEM;
+    struct pack_record r;
     int rc = packs_read(&st->packs, pack, m->from, record, bytes);
+    if (!rc)
+        rc = pack_record_parse(record, bytes, true, &r);
+    if (!rc && memcmp(r.key, m->key, sizeof r.key))
+        rc = -EBADMSG;
     if (rc == -EIO || rc == -EBADMSG || rc == -ENOENT) {
         free(record);
         return 0;

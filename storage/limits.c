@@ -148,3 +148,8 @@ int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char 
     }
     return found;
 }
+
+int storage_conversations_younger(struct storage_ledger *l, int64_t from_ms, int64_t to_ms, int64_t by_ms)
+{
+    return stmt_run(l, STMT_WITH(l, S_CONVS_YOUNGER, from_ms, to_ms, by_ms), NULL);
+}

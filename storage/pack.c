@@ -205,7 +205,7 @@ int pack_record_parse(const uint8_t *record, size_t n, bool label_known, struct 
 
 const char *pack_strerror(int rc)
 {
-    return rc == -ESTALE ? "the file belongs to another pack, or to another ledger; give it its own name back"
+    return rc == -ESTALE ? "a file has another pack's name, or belongs to another ledger; give it its own name back"
                          : strerror(-rc);
 }
 
@@ -256,8 +256,8 @@ static int read_all(const struct packs *p, int fd, void *buf, size_t n, uint64_t
     return 0;
 }
 
-/* Reads and checks what a pack begins with. -ESTALE: it is another pack than its name says. */
-static int read_first(const struct packs *p, int fd, uint32_t pack, uint8_t pair[PAIR_BYTES])
+/* Reads and checks what a pack begins with: which one it is, and its pair id. */
+static int read_first(const struct packs *p, int fd, uint32_t *number, uint8_t pair[PAIR_BYTES])
 {
     uint8_t head[PACK_PAIR_AT + PAIR_BYTES];
     struct stat sb;
@@ -266,10 +266,41 @@ static int read_first(const struct packs *p, int fd, uint32_t pack, uint8_t pair
     if (!S_ISREG(sb.st_mode) || read_all(p, fd, head, sizeof head, 0) || memcmp(head, pack_magic, 8) ||
         get32(head + 8) != PACK_VERSION)
         return -EBADMSG;
-    if (get32(head + 12) != pack)
-        return -ESTALE;
+    *number = get32(head + 12);
     memcpy(pair, head + PACK_PAIR_AT, PAIR_BYTES);
     return 0;
+}
+
+/* The same of the file under a pack's name. */
+static int read_named(const struct packs *p, uint32_t name, uint32_t *number, uint8_t pair[PAIR_BYTES])
+{
+    int fd = open_pack(p, name, O_RDONLY);
+    if (fd < 0)
+        return fd;
+    int rc = read_first(p, fd, number, pair);
+    (void)close(fd);
+    return rc;
+}
+
+struct wanted {
+    const struct packs *packs;
+    uint32_t pack;
+};
+
+static int is_wanted(void *arg, uint32_t name)
+{
+    const struct wanted *w = arg;
+    uint32_t number;
+    uint8_t pair[PAIR_BYTES];
+    return !read_named(w->packs, name, &number, pair) && number == w->pack &&
+           (pack_is_zero(pair, sizeof pair) || !memcmp(pair, w->packs->pair, sizeof pair));
+}
+
+/* Of one that is not there under its name: 0, or -ESTALE: it is under another. */
+static int elsewhere(const struct packs *p, uint32_t pack)
+{
+    int rc = packs_list(p, is_wanted, &(struct wanted){p, pack});
+    return rc == 1 ? -ESTALE : rc;
 }
 
 int packs_activate(struct packs *p, uint32_t n, uint64_t end)
@@ -405,11 +436,12 @@ static int overwrite(const struct packs *p, int fd, uint64_t at, uint64_t end)
 int packs_cut(const struct packs *p, uint32_t pack, const struct place *places, size_t n, bool *given_back)
 {
     uint8_t pair[PAIR_BYTES];
+    uint32_t number;
     *given_back = true;
     int fd = open_pack(p, pack, O_RDWR);
     if (fd < 0)
-        return fd == -ENOENT ? 0 : fd;
-    int rc = read_first(p, fd, pack, pair) == -ESTALE ? -ESTALE : 0;
+        return fd == -ENOENT ? elsewhere(p, pack) : fd;
+    int rc = !read_first(p, fd, &number, pair) && number != pack ? -ESTALE : 0;
     for (size_t i = 0; i < n && !rc; i++)
         rc = overwrite(p, fd, places[i].offset, places[i].offset + places[i].bytes);
     /* Without this the zeros would never leave the page cache. */
@@ -479,18 +511,33 @@ int packs_unlink(const struct packs *p, uint32_t pack)
 
 int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES])
 {
-    int fd = open_pack(p, pack, O_RDONLY);
-    if (fd < 0)
-        return fd;
-    int rc = read_first(p, fd, pack, pair);
-    (void)close(fd);
-    return rc;
+    uint32_t number;
+    int rc = read_named(p, pack, &number, pair);
+    return !rc && number != pack ? -ESTALE : rc;
 }
 
 bool packs_misnamed(const struct packs *p, uint32_t pack)
 {
     uint8_t pair[PAIR_BYTES];
-    return packs_pair(p, pack, pair) == -ESTALE;
+    int rc = packs_pair(p, pack, pair);
+    return (rc == -ENOENT ? elsewhere(p, pack) : rc) == -ESTALE;
+}
+
+int packs_name_back(const struct packs *p, uint32_t pack, uint32_t *own)
+{
+    char now[PACK_NAME_BYTES], back[PACK_NAME_BYTES];
+    uint8_t pair[PAIR_BYTES];
+    if (read_named(p, pack, own, pair) || *own == pack || memcmp(pair, p->pair, sizeof pair))
+        return 0;
+    int there = packs_pair(p, *own, pair);
+    if (there != -ENOENT && there != -ESTALE)
+        return 0;
+    pack_name(now, pack);
+    pack_name(back, *own);
+    if (renameat2(p->dirfd, now, p->dirfd, back, there == -ENOENT ? RENAME_NOREPLACE : RENAME_EXCHANGE) ||
+        p->io->fsync_dir(p->io->ctx, p->dirfd))
+        return -errno;
+    return 1;
 }
 
 /* Reads for a scan. 1: it cannot be read and is to be passed over. */
@@ -513,8 +560,9 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
         return fd;
     struct stat sb;
     uint8_t pair[PAIR_BYTES];
-    int rc = fstat(fd, &sb) ? -errno : read_first(p, fd, pack, pair);
-    if (!rc && !pack_is_zero(pair, sizeof pair) && memcmp(pair, p->pair, sizeof pair))
+    uint32_t number;
+    int rc = fstat(fd, &sb) ? -errno : read_first(p, fd, &number, pair);
+    if (!rc && (number != pack || (!pack_is_zero(pair, sizeof pair) && memcmp(pair, p->pair, sizeof pair))))
         rc = -ESTALE;
     uint64_t at = *end, size = rc ? 0 : (uint64_t)sb.st_size;
     int unreadable = 0;

@@ -1,6 +1,7 @@
 /* recover.c - bringing index, packs and intents together at open. Runs before the threads start.
  *
  *   - A ledger that is not the one the rest belongs to is refused before anything is changed.
+ *   - Packs that were renamed by hand get their names back.
  *   - Intents that a crash left are carried out: rows gone, holes cut, then the intents themselves.
  *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
  * the index knows for its pack: it is taken in again, also behind holes that were cut since, when all of it is there.
@@ -242,6 +243,23 @@ static int pack_look(void *arg, uint32_t pack)
     return rc;
 }
 
+/* Files that were renamed by hand. Those that cannot be named back are not written to. */
+static int name_back(void *arg, uint32_t pack)
+{
+    struct recovery *r = arg;
+    struct storage *st = r->l->st;
+    uint32_t own;
+    int rc;
+    while ((rc = packs_name_back(&st->packs, pack, &own)) == 1) {
+        storage_log(st, LOG_NOTICE, "pack %u was under the name of pack %u, and has its own back", own, pack);
+        r->newest = own > r->newest ? own : r->newest;
+    }
+    if (rc)
+        storage_log(st, LOG_WARNING, "pack %u is under the name of pack %u, and cannot be renamed: %s", own, pack,
+                    strerror(-rc));
+    return 0;
+}
+
 static int newest(void *arg, uint32_t pack)
 {
     struct recovery *r = arg;
@@ -344,6 +362,8 @@ static int recover(struct recovery *r)
         rc = reindex_begin(l, r->rebuild, r->newest);
     if (!rc)
         rc = pair_settle(l);
+    if (!rc)
+        rc = packs_list(&st->packs, name_back, r);
     if (!rc)
         rc = stmt_do(l, S_KV_BEGIN);
     if (!rc && r->rebuild && l->unread)

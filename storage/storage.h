@@ -180,6 +180,8 @@ int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public
  * none of the owners it went through, and there are more; -ENOENT: nor of those up to the last one. The next begins
  * with the first. */
 int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char **owner, char **public_id);
+/* Conversations that were used last between these by a wall clock that was so much behind were used so much later. */
+int storage_conversations_younger(struct storage_ledger *l, int64_t from_ms, int64_t to_ms, int64_t by_ms);
 
 /* Where a list of conversations goes on: behind this row. */
 struct storage_cursor {

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import threading
 
-from daemon import BUILD, MAKER, Daemon, Scratch, made_model, need, run, text_of
+from daemon import BUILD, MAKER, Daemon, Scratch, made_model, need, run, text_of, until
 
 CONVOD = os.path.join(BUILD, "convod")
 LONG = "the harbour master counted every ship twice " * 6
@@ -62,6 +62,7 @@ def backup_and_back():
 
         other = threading.Thread(target=load)
         other.start()
+        until(lambda: turns)
         status, said = convod("backup", early, "--with-kv", "--data", data)
         stop.set()
         other.join()

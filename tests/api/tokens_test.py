@@ -41,6 +41,7 @@ def handed_over():
         bob = command(data, "add", "bob")
         until(lambda: d.call("GET", "/v1/conversations")[0] == 401)
         until(lambda: [c["id"] for c in d.call("GET", "/v1/conversations", headers=as_(alice))[1]["data"]] == [conversation])
+        until(lambda: d.call("GET", "/v1/conversations", headers=as_(bob))[0] == 200)  # each of them is read when it comes
         assert d.call("GET", "/v1/conversations", headers=as_(bob))[1]["data"] == []
         assert d.call("GET", f"/v1/responses/{first['id']}", headers=as_(bob))[0] == 404
         d.kill()

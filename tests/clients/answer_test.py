@@ -227,7 +227,7 @@ class Answers(Case):
         t = self.terminal()
         t.prompt()
         t.type("halt " + "word " * 20 + "\r")
-        t.expect("K(word ){15}word\r\n(word ?){3}")
+        t.expect("K(word ){15}word\r\n(word ){3}word")
         before = len(t.text)
         t.resize(40)
         self.double.go_on.set()

@@ -84,12 +84,16 @@ class Terminal:
         return termios.tcgetattr(self.fd)[3] & (termios.ICANON | termios.ECHO)
 
     def leave(self):
+        """Reads to the end of all that it writes; its exit status."""
         end = time.monotonic() + LIMIT
+        while self.read(0.05) and time.monotonic() < end:
+            pass
         while self.status is None and time.monotonic() < end:
-            self.read(0.05)
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.01)
         if self.status is None:
             raise AssertionError(f"it does not end; the screen has {self.text[self.at:]!r}")
         return self.status

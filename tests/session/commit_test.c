@@ -377,7 +377,7 @@ static void full_for_a_while(struct answer *a, const struct session_event *ev, v
         *stage = 1;
     } else if (ev->kind == SESSION_EVENT_DELTA && *stage == 1) {
         struct storage_stats stats = {0};
-        for (int i = 0; i < 1000 && stats.save_failures == 0; i++) {
+        for (int i = 0; i < 60000 && stats.save_failures == 0; i++) {
             (void)usleep(1000);
             storage_stats(a->rig->s->storage, &stats);
         }

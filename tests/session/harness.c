@@ -114,7 +114,7 @@ void rig_start(struct rig *rig, struct rig_opts o)
                                       .max_waiting = o.max_waiting,
                                       .idle_ms = o.idle_ms,
                                       .limits = o.limits,
-                                      .retain_wait_ms = 1,
+                                      .retain_wait_ms = o.retain_wait_ms ? o.retain_wait_ms : 1,
                                       .log = count_log,
                                       .log_arg = rig};
     rig->o = o;

@@ -40,6 +40,7 @@ struct rig_opts {
     size_t ram_bytes;
     uint64_t disk_bytes;
     struct session_limits limits;
+    int retain_wait_ms; /* 0: 1 */
     bool accept_kv_any;
     char nan_byte; /* a text with it makes the model's numbers NaN; 0: none */
 };

@@ -13,7 +13,8 @@ struct meeting {
     struct gate there, on;
 };
 
-/* A hook, whose argument is a meeting: lets the test go on at the first piece of the prompt, and waits for it. */
+/* A hook, whose argument is a meeting: lets the test go on at the first piece of the prompt, and waits for it. Whom the
+ * test began meanwhile has been looked up when the third piece begins, however slow the ledger is. */
 void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg);
 
 /* A long warm-up, or background turn, of "ann" has the room that a short turn of hers wants: it is put aside for that

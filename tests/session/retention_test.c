@@ -14,6 +14,14 @@ static int age_run(struct storage_ledger *l, void *arg)
     return sqlite3_exec(l->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : -EIO;
 }
 
+static int older_run(struct storage_ledger *l, void *arg)
+{
+    char sql[200];
+    (void)snprintf(sql, sizeof sql, "UPDATE conversations SET updated_ms = %lld WHERE public_id = '%s'",
+                   (long long)(session_wall_ms() - 4 * DAY_MS), (const char *)arg);
+    return sqlite3_exec(l->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
 static void test_old_ones_go(void **state)
 {
     (void)state;
@@ -50,50 +58,105 @@ static void test_old_ones_go(void **state)
     rig_close(rig);
 }
 
-struct jumps {
+struct jump {
     struct gate over;
-    bool looks[3];
-    int64_t waits_ms[3];
+    int64_t by_ms;      /* that the clock was set ahead */
+    int64_t correct_ms; /* that what it stamped is to be put right by */
+    int64_t waits_ms;
+    bool busy;
 };
 
-/* [engine thread] Whether old ones are looked for when it is time: after the wall clock was set back, ahead, and not.
- */
+/* [engine thread] As if the wall clock had been set since the session began. */
 static void clock_jumps(struct session *s, void *arg)
 {
-    static const int64_t by_ms[3] = {2 * 60 * 1000, -3 * DAY_MS, 0};
-    struct jumps *j = arg;
-    if (s->retaining) { /* the look after the start */
+    struct jump *j = arg;
+    if (s->retain.busy) { /* the look after the start */
         assert_int_equal(session_post(s, clock_jumps, j), 0);
         return;
     }
-    s->retain_wait_ms = 3600 * 1000;
-    for (int i = 0; i < 3; i++) {
-        int64_t now_ms = session_now_ns() / 1000000;
-        s->retain_offset_ms = session_wall_ms() - now_ms + by_ms[i];
-        s->retain_due_ms = now_ms;
-        retention_tick(s);
-        j->looks[i] = s->retaining;
-        j->waits_ms[i] = s->retain_due_ms - now_ms;
-    }
+    int64_t now_ms = session_now_ns() / 1000000;
+    s->retain.offset_ms = session_wall_ms() - now_ms - j->by_ms;
+    s->retain.since_ms = s->retain.offset_ms + now_ms - DAY_MS / 2;
+    s->retain.due_ms = now_ms;
+    retention_tick(s);
+    j->correct_ms = s->retain.by_ms;
+    j->busy = s->retain.busy;
+    j->waits_ms = s->retain.due_ms - now_ms;
     gate_open(&j->over);
+}
+
+static struct jump jump(struct rig *rig, int64_t by_ms)
+{
+    struct jump j = {.over = GATE_CLOSED, .by_ms = by_ms};
+    assert_int_equal(session_post(rig->s, clock_jumps, &j), 0);
+    gate_wait(&j.over, 1);
+    return j;
+}
+
+static struct rig *rig_patient(void)
+{
+    return rig_open((struct rig_opts){.limits = {.retain_ms = 2 * DAY_MS}, .retain_wait_ms = 3600 * 1000});
 }
 
 /* A clock that is set costs nothing: it may be wrong. */
 static void test_clock_is_set(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.limits = {.retain_ms = 2 * DAY_MS}});
-    struct jumps jumps = {.over = GATE_CLOSED};
-    assert_int_equal(session_post(rig->s, clock_jumps, &jumps), 0);
-    gate_wait(&jumps.over, 1);
-    assert_false(jumps.looks[0] || jumps.looks[1]);
-    assert_true(jumps.waits_ms[0] >= 3600 * 1000 && jumps.waits_ms[1] >= 3600 * 1000);
-    assert_true(jumps.looks[2]);
+    struct rig *rig = rig_patient();
+    struct jump j = jump(rig, -2 * 60 * 1000);
+    assert_false(j.busy);
+    assert_true(j.waits_ms >= 3600 * 1000);
+    assert_true(jump(rig, 0).busy);
+    rig_close(rig);
+}
+
+/* [engine thread] It is time to look for old ones, once that is over. */
+static void look_now(struct session *s, void *arg)
+{
+    struct jump *j = arg;
+    if (s->retain.busy) {
+        assert_int_equal(session_post(s, look_now, j), 0);
+        return;
+    }
+    j->correct_ms = s->retain.by_ms;
+    j->waits_ms = s->retain.due_ms - session_now_ns() / 1000000;
+    s->retain.due_ms = 0;
+    gate_open(&j->over);
+}
+
+/* The clock was three days behind, and is put right: what was used meanwhile was used just now; what is old is not. */
+static void test_clock_was_behind(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_patient();
+    struct session_status status = {0};
+    char head[64], *names[] = {"conv_a", "conv_b", "conv_c"};
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(rig_create(rig, "ann", names[i], NULL), 0);
+    assert_int_equal(jobs_call(rig->s->storage, age_run, "conv_b"), 0); /* and conv_a */
+    assert_int_equal(jobs_call(rig->s->storage, older_run, "conv_c"), 0);
+    struct jump j = jump(rig, 3 * DAY_MS);
+    assert_true(j.busy);
+    assert_true(j.correct_ms >= 3 * DAY_MS - 1000 && j.correct_ms <= 3 * DAY_MS + 60000);
+    j.over = (struct gate)GATE_CLOSED;
+    assert_int_equal(session_post(rig->s, look_now, &j), 0);
+    gate_wait(&j.over, 1);
+    assert_int_equal(j.correct_ms, 0);
+    assert_true(j.waits_ms > 3500 * 1000);
+    for (int i = 0; !status.conversations_expired; i++) {
+        assert_true(i < 3000);
+        (void)usleep(10000);
+        session_status(rig->s, &status);
+    }
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_int_equal(rig_head(rig, "ann", "conv_b", head), 0);
+    assert_int_equal(rig_head(rig, "ann", "conv_c", head), -ENOENT);
     rig_close(rig);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_old_ones_go), cmocka_unit_test(test_clock_is_set)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_old_ones_go), cmocka_unit_test(test_clock_is_set),
+                                       cmocka_unit_test(test_clock_was_behind)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -343,20 +343,27 @@ static int syncs(void)
     return n;
 }
 
-/* A pack's last records go in two transactions: it is unlinked only when those of the second are overwritten too. */
-static void test_unlinked_when_overwritten(void **state)
+/* Whose first ids lie in which of the first packs. */
+static void firsts(unsigned first[4])
 {
-    (void)state;
-    struct storage_found last, at;
-    unsigned first[4] = {0, 1, 0, 0}; /* of each pack */
-    for (unsigned id = 1; id <= 200; id++)
-        assert_int_equal(testing_put(st, owner, id, 0), 0);
-    assert_int_equal(testing_commit(st, turn, 200), 0);
+    struct storage_found at;
     for (unsigned id = 1; !first[3]; id++) {
         assert_int_equal(testing_find(st, owner, 0, id, &at), 0);
         assert_true(at.pack >= 1 && at.pack <= 3);
         first[at.pack] = first[at.pack] ? first[at.pack] : id;
     }
+}
+
+/* A pack's last records go in two transactions: it is unlinked only when those of the second are overwritten too. */
+static void test_unlinked_when_overwritten(void **state)
+{
+    (void)state;
+    struct storage_found last;
+    unsigned first[4] = {0};
+    for (unsigned id = 1; id <= 200; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 200), 0);
+    firsts(first);
     assert_int_equal(testing_find(st, owner, 0, first[2], &last), 0);
     char *path = testing_path(dir, "pack-00000002");
     int fd = open(path, O_RDONLY);
@@ -383,6 +390,64 @@ static void test_unlinked_when_overwritten(void **state)
     assert_false(is_there("pack-00000002"));
 }
 
+static void patch(const char *file, const void *bytes, size_t n, uint64_t at)
+{
+    char *path = testing_path(dir, file);
+    int fd = open(path, O_WRONLY);
+    free(path);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, bytes, n, (off_t)at), n);
+    assert_int_equal(close(fd), 0);
+}
+
+/* The pack that keeps the most is another one under its name: the next moves. */
+static void test_misnamed(void **state)
+{
+    (void)state;
+    static const uint8_t number[4] = {77};
+    unsigned first[4] = {0};
+    for (unsigned id = 1; id <= 200; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 200), 0);
+    firsts(first);
+    assert_int_equal(jobs_call(st, release_run, &(struct range){first[1] + 1, first[2] - 1}), 0);
+    assert_int_equal(jobs_call(st, release_run, &(struct range){first[2] + 2, first[3] - 1}), 0);
+    testing_cuts_wait(st);
+    patch("pack-00000001", number, sizeof number, 12);
+    assert_int_equal(compact(st, false), 0);
+    testing_cuts_wait(st);
+    assert_true(is_there("pack-00000001"));
+    assert_false(is_there("pack-00000002"));
+    assert_int_equal(compact(st, false), -ENOENT);
+}
+
+/* Two records lie in each other's place: neither moves as the other's, which a deletion would not find any more. */
+static void test_record_of_another(void **state)
+{
+    (void)state;
+    struct storage_found f[2];
+    uint8_t record[2][1 << 16];
+    for (unsigned id = 1; id <= 60; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(testing_find(st, owner, 0, 10 * (i + 1), &f[i]), 0);
+        assert_int_equal(f[i].pack, 1);
+        assert_int_equal(f[i].encoded_bytes, f[0].encoded_bytes);
+        assert_true(f[i].encoded_bytes <= sizeof record[i]);
+        assert_int_equal(packs_read(&st->packs, 1, f[i].offset, record[i], f[i].encoded_bytes), 0);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        patch("pack-00000001", record[!i], f[i].encoded_bytes, f[i].offset);
+    assert_int_equal(jobs_call(st, drop_run, NULL), 0);
+    testing_cuts_wait(st);
+    assert_int_equal(compact(st, false), 0);
+    testing_cuts_wait(st);
+    assert_false(is_there("pack-00000001"));
+    assert_false(any_pack_contains("label 10;"));
+    assert_false(any_pack_contains("label 20;"));
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -394,6 +459,8 @@ int main(void)
                                        T(test_move_fails),
                                        T(test_choice_fails),
                                        T(test_copies_without_intents),
-                                       T(test_unlinked_when_overwritten)};
+                                       T(test_unlinked_when_overwritten),
+                                       T(test_misnamed),
+                                       T(test_record_of_another)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,14 +40,19 @@ static void reopen(void)
     st = testing_open_with(dir, &io, 1 << 28);
 }
 
-/* Nothing is left, within the time after which it is tried again. */
-static void gone_soon(const struct storage_found *f)
+static void deleted_soon(void)
 {
-    struct storage_stats stats;
     for (int i = 0; testing_deleting(st, owner, "conv_1"); i++) {
         assert_true(i < 1000);
         (void)usleep(10000);
     }
+}
+
+/* Nothing is left, within the time after which it is tried again. */
+static void gone_soon(const struct storage_found *f)
+{
+    struct storage_stats stats;
+    deleted_soon();
     assert_true(testing_cut_out(st, f));
     assert_false(testing_contains(dir, "kv.db", "label 2"));
     assert_false(testing_contains(dir, "kv.db-wal", "label 2"));
@@ -400,23 +405,26 @@ static void test_left_by_a_crash(void **state)
     gone_soon(&f[0]);
 }
 
+static void rename_pack(const char *from, const char *to)
+{
+    char *old = testing_path(dir, from), *new = testing_path(dir, to);
+    assert_int_equal(access(new, F_OK), -1);
+    assert_int_equal(rename(old, new), 0);
+    free(old);
+    free(new);
+}
+
 static void names_exchange(void)
 {
-    char *one = testing_path(dir, "pack-00000001"), *two = testing_path(dir, "pack-00000002");
-    char *between = testing_path(dir, "between");
-    assert_int_equal(rename(one, between), 0);
-    assert_int_equal(rename(two, one), 0);
-    assert_int_equal(rename(between, two), 0);
-    free(one);
-    free(two);
-    free(between);
+    rename_pack("pack-00000001", "between");
+    rename_pack("pack-00000002", "pack-00000001");
+    rename_pack("between", "pack-00000002");
 }
 
 /* The files of two packs have exchanged their names: what lies in the wrong one is not overwritten, what should be is
- * when it has its name again, and until then the deletion is not over. */
-static void test_names_exchanged(void **state)
+ * when it has its name again, by hand or by a start, and until then the deletion is not over. */
+static void names_exchanged(bool by_hand)
 {
-    (void)state;
     struct storage_found f, others;
     int64_t other = testing_owner(st, "b"), second = testing_conversation(st, other, "conv_b");
     const unsigned last = 80;
@@ -433,17 +441,59 @@ static void test_names_exchanged(void **state)
     (void)snprintf(label, sizeof label, "label %u;", last);
     names_exchange();
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
-    reopen();
     assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
     assert_true(testing_contains(dir, "pack-00000001", label));
     assert_true(testing_contains(dir, "pack-00000002", "label 2;"));
-    names_exchange();
-    for (int i = 0; testing_deleting(st, owner, "conv_1"); i++) {
-        assert_true(i < 1000);
-        (void)usleep(10000);
-    }
+    if (by_hand)
+        names_exchange();
+    else
+        reopen();
+    deleted_soon();
+    assert_true(testing_contains(dir, "pack-00000002", label));
     assert_false(testing_contains(dir, "pack-00000001", "label 2;"));
     assert_int_equal(testing_read(st, &others, last).rc, 0);
+}
+
+static void test_names_exchanged(void **state)
+{
+    (void)state;
+    names_exchanged(true);
+}
+
+static void test_names_exchanged_at_start(void **state)
+{
+    (void)state;
+    names_exchanged(false);
+}
+
+/* A pack has a name that no other has: it counts for the one that is missing. */
+static void name_of_none(bool by_hand)
+{
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    reopen(); /* the file is not held open */
+    rename_pack("pack-00000001", "pack-00000009");
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
+    assert_true(testing_contains(dir, "pack-00000009", "label 2;"));
+    if (by_hand)
+        rename_pack("pack-00000009", "pack-00000001");
+    else
+        reopen();
+    deleted_soon();
+    assert_false(testing_contains(dir, "pack-00000001", "label 2;"));
+    assert_false(testing_contains(dir, "pack-00000009", "label 2;"));
+}
+
+static void test_name_of_none(void **state)
+{
+    (void)state;
+    name_of_none(true);
+}
+
+static void test_name_of_none_at_start(void **state)
+{
+    (void)state;
+    name_of_none(false);
 }
 
 #define QUEUED 600
@@ -518,10 +568,25 @@ static void test_close_with_a_queue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_in_order),      T(test_not_overwritten), T(test_not_synced),      T(test_no_holes),
-        T(test_record_in_use), T(test_close_meanwhile), T(test_log_stays),       T(test_index_behind),
-        T(test_codes),         T(test_codes_of_before), T(test_codes_stay),      T(test_left_from_before),
-        T(test_without_a_row), T(test_left_by_a_crash), T(test_names_exchanged), T(test_close_with_a_queue),
+        T(test_in_order),
+        T(test_not_overwritten),
+        T(test_not_synced),
+        T(test_no_holes),
+        T(test_record_in_use),
+        T(test_close_meanwhile),
+        T(test_log_stays),
+        T(test_index_behind),
+        T(test_codes),
+        T(test_codes_of_before),
+        T(test_codes_stay),
+        T(test_left_from_before),
+        T(test_without_a_row),
+        T(test_left_by_a_crash),
+        T(test_names_exchanged),
+        T(test_names_exchanged_at_start),
+        T(test_name_of_none),
+        T(test_name_of_none_at_start),
+        T(test_close_with_a_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -629,6 +629,22 @@ static void test_full_disk(void **state)
     faults_sqlite_full(NULL, NULL);
 }
 
+/* A pack was renamed by hand before the index was made anew: it has its name again, and nothing is missing. */
+static void test_misnamed(void **state)
+{
+    (void)state;
+    char *own = testing_path(dir, "pack-00000001"), *now = testing_path(dir, "pack-00000009");
+    assert_int_equal(rename(own, now), 0);
+    free(own);
+    free(now);
+    go_on();
+    open_again();
+    wait_for_index();
+    jobs_sweep_wait(st);
+    all_there(LAST, true);
+    verify();
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -644,6 +660,7 @@ int main(void)
         T(test_search_refused),
         T(test_kill_before_search),
         T(test_full_disk),
+        T(test_misnamed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

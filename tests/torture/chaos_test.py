@@ -32,6 +32,18 @@ PATIENCE = 120  # seconds for one turn, through all that happens meanwhile
 DISK = "48m"
 
 
+def request_of(client):
+    """All of a request: its body may come behind its head."""
+    data = b""
+    while piece := client.recv(65536):
+        data += piece
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        if length and len(body) >= int(length[1]):
+            break
+    return data
+
+
 class Proxy:
     """Passes bytes on to the daemon of the moment. Every other connection is cut: at once, before all of the request has
     passed, when it has, or in the middle of the answer."""
@@ -57,7 +69,7 @@ class Proxy:
             with socket.create_connection(self.target, timeout=5) as server:
                 client.settimeout(PATIENCE)
                 server.settimeout(PATIENCE)
-                data = client.recv(65536)
+                data = request_of(client)
                 if cut == "early":
                     server.sendall(data[: len(data) // 2])
                     self.cuts += 1
