@@ -85,6 +85,7 @@ struct daemon_log {
     int fd;    /* standard error */
     int level; /* most verbose syslog priority that is written */
     bool journal;
+    bool times; /* lines begin with the local time: what they go to does not add one */
 };
 void daemon_log(const struct daemon_log *log, int priority, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

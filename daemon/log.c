@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <syslog.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/daemon.h"
@@ -33,7 +34,14 @@ void daemon_log(const struct daemon_log *log, int priority, const char *format, 
         return;
     }
     char line[1024];
-    int n = log->journal ? snprintf(line, sizeof(line), "<%d>", priority) : snprintf(line, sizeof(line), "convod: ");
+    struct tm local;
+    time_t now = time(NULL);
+    int n = 0;
+    if (log->times && localtime_r(&now, &local)) {
+        n = (int)strftime(line, sizeof(line), "%F %T ", &local);
+    }
+    n += log->journal ? snprintf(line + n, sizeof(line) - (size_t)n, "<%d>", priority)
+                      : snprintf(line + n, sizeof(line) - (size_t)n, "convod: ");
     va_list args;
     va_start(args, format);
     int m = vsnprintf(line + n, sizeof(line) - (size_t)n - 1, format, args);

@@ -41,6 +41,13 @@ static bool stderr_is_journal(void)
            st.st_dev == device && st.st_ino == inode;
 }
 
+/* A file gets lines as they are; who reads a terminal or a pipe has a clock. */
+static bool stderr_is_file(void)
+{
+    struct stat st;
+    return fstat(STDERR_FILENO, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 struct signals {
     struct server *server;
     sigset_t set;
@@ -206,7 +213,8 @@ int main(int argc, char **argv)
     struct daemon_config config;
     struct daemon_faults faults = {0};
     enum daemon_config_action action;
-    struct daemon_log log = {.fd = STDERR_FILENO, .level = LOG_INFO, .journal = stderr_is_journal()};
+    struct daemon_log log = {
+        .fd = STDERR_FILENO, .level = LOG_INFO, .journal = stderr_is_journal(), .times = stderr_is_file()};
     int status;
     if (command_run(argc, argv, &log, &status)) {
         return status;

@@ -111,6 +111,7 @@ int cli_move_head(struct cli *c, const char *id, const char *response)
 
 cJSON *cli_call_model(struct cli *c, const char *what, const char *path, cJSON *body, int *code)
 {
+    turn_cool_down(c->net);
     term_status(&c->term, what);
     net_patience(c->net, true);
     cJSON *answer = cli_call(c, "POST", path, body, code);
@@ -168,7 +169,6 @@ char *cli_compact(struct cli *c, const char *id, const char *title, int *code)
     cJSON_AddStringToObject(body, "conversation", id);
     if (c->sampling.truncation)
         cJSON_AddStringToObject(body, "truncation", c->sampling.truncation);
-    turn_cool_down(c->net);
     cJSON *compact = cli_call_model(c, "writing a summary", "/v1/responses/compact", body, code);
     buf_printf(&path, "/v1/conversations/%s", id);
     cJSON *about = compact ? cli_call(c, "GET", path.data, NULL, code) : NULL;

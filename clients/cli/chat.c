@@ -15,6 +15,8 @@
 #define SHOW_ITEMS  4  /* of a conversation that goes on */
 #define ADDED_ITEMS 20 /* that can be added at once */
 
+#define ANSWER_ITEMS 40 /* that an answer with calls may have, and what failed behind it */
+
 struct chat {
     struct cli *cli;
     struct line_reader *reader;
@@ -296,26 +298,29 @@ static void do_system(struct chat *chat, const char *argument)
     cJSON_Delete(about);
 }
 
-/* The last answer's text. NULL: told. Freed by the caller. */
+/* The text of the last answer among the last items: what was written behind the last thing said before it. NULL: told.
+ * Freed by the caller. */
 static char *last_answer(struct chat *chat)
 {
-    cJSON *response = cli_last_response(chat->cli, chat->id, &chat->code);
     struct buf text = {0};
-    if (response)
-        text_of_output(response, &text);
-    if (response && text.len == 0) { /* it may have been copied, or put otherwise */
-        struct buf path = {0};
-        buf_printf(&path, "/v1/conversations/%s/items?limit=1", chat->id);
-        cJSON *page = cli_call(chat->cli, "GET", path.data, NULL, &chat->code);
-        const cJSON *item = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(page, "data"), 0);
-        if (strcmp(json_string(item, "role", ""), "assistant") == 0)
+    cJSON *items = NULL, *item;
+    bool said = true;
+    if (chat->id && (chat->code = cli_wait_again(chat->cli)) == CLI_OK)
+        items = cli_items(chat->cli, chat->id, ANSWER_ITEMS, &chat->code);
+    cJSON_ArrayForEach(item, items)
+    {
+        bool answer = strcmp(json_string(item, "role", ""), "assistant") == 0;
+        if (answer && said)
+            buf_clear(&text);
+        if (answer)
             text_of_item(item, &text);
-        cJSON_Delete(page);
-        buf_free(&path);
+        said = strcmp(json_string(item, "role", "assistant"), "assistant") != 0;
     }
-    if (response && chat->code == CLI_OK && text.len == 0)
-        term_note(&chat->cli->term, "the last answer is empty");
-    cJSON_Delete(response);
+    if ((items || !chat->id) && text.len == 0)
+        term_note(&chat->cli->term, !cJSON_GetArraySize(items) ? "nothing was said yet" : "the last answer is empty");
+    cJSON_Delete(items);
+    if (text.len == 0)
+        buf_free(&text);
     return text.data;
 }
 
@@ -492,7 +497,6 @@ static void put_otherwise(struct chat *chat, const char *argument, bool answer)
             line_reader_remember(chat->reader, text.data);
         run_turn(chat, text.data, last.parent, NULL);
     } else if (have) {
-        turn_cool_down(c->net);
         chat->code = exchange_correct(c, chat->id, &last, text.data);
         if (chat->code == CLI_OK)
             term_note(&c->term, "the answer is this now: your next message follows it");

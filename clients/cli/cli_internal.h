@@ -296,7 +296,7 @@ struct turn_result {
     char *error;       /* for a person, or NULL */
     int rc;            /* TURN_FAILED, TURN_LOST: negative errno value of the network, or 0 */
     struct buf answer;
-    cJSON *warm_up; /* the receipt of the warm-up whose end was read before this turn's events; NULL: none */
+    cJSON *warm_up; /* receipt of the conversation's warm-up whose end was read before this turn's events; NULL: none */
 };
 
 /* Runs one turn. Ctrl-C stops the answer; a second one leaves it behind. */
@@ -376,7 +376,8 @@ char *cli_fork(struct cli *c, const char *id, const char *title, int *code);
 /* The same with a summary of it, which the model writes, and its instructions. */
 char *cli_compact(struct cli *c, const char *id, const char *title, int *code);
 
-/* A POST on which the model works, else as cli_call(); what it does is told meanwhile. */
+/* A POST on which the model works, else as cli_call(), when what turn_warm_up() began is over; what it does is told
+ * meanwhile. */
 cJSON *cli_call_model(struct cli *c, const char *what, const char *path, cJSON *body, int *code);
 
 /* ---- exchange.c ----------------------------------------------------------------------------------------------------

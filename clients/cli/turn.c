@@ -216,9 +216,13 @@ static void on_event(struct follow *f, const char *text, size_t len)
         /* Still of a warm-up that was sent before this turn. */
         if (is_terminal(type)) {
             --*warm_ups;
-            cJSON_Delete(f->result->warm_up);
-            f->result->warm_up =
+            cJSON *own =
                 cJSON_DetachItemFromObjectCaseSensitive(cJSON_GetObjectItemCaseSensitive(event, "response"), "convod");
+            const char *of = f->turn->conversation ? f->turn->conversation : "";
+            cJSON_Delete(f->result->warm_up);
+            f->result->warm_up = strcmp(json_string(own, "conversation", ""), of) == 0 ? own : NULL;
+            if (!f->result->warm_up)
+                cJSON_Delete(own);
         } else if (strcmp(type, "response.convod.progress") == 0)
             on_progress(f, event);
     } else if (!f->ended && (sequence < 0 || sequence > f->sequence)) {

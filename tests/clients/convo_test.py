@@ -614,6 +614,19 @@ class OnATerminal(Case):
         warm_up, turn, _ = self.sent()[1:]
         self.assertEqual((warm_up["generate"], warm_up["conversation"], turn["conversation"]), (False, id, id))
 
+    def test_a_warm_up_of_another_conversation_is_not_told(self):
+        self.convo("ask", "--keep", "say one")
+        t = self.terminal("resume")
+        t.prompt()
+        t.type("/new\r")
+        t.prompt()
+        t.type("say two\r")
+        t.expect("tok/s\x1b")
+        t.prompt()
+        t.type("/quit\r")
+        self.assertEqual(t.leave(), 0)
+        self.assertNotIn("before you wrote", t.text)
+
     def test_who_comes_back_finds_it_warm(self):
         t = self.terminal()
         t.prompt()

@@ -295,7 +295,7 @@ class Turn:
             self.double.warming.add(self.body["conversation"])
             stopped = self.cancelled.wait(self.double.warm_up)
             self.double.warming.discard(self.body["conversation"])
-            brought = {**RECEIPT, "tokens": {**RECEIPT["tokens"], "hot": 0, "ram": 256, "disk": 556, "prefilled": 0}}
+            brought = {**RECEIPT, "conversation": self.body["conversation"], "tokens": {**RECEIPT["tokens"], "hot": 0, "ram": 256, "disk": 556, "prefilled": 0}}
             self.end("response.incomplete" if stopped else "response.completed", "incomplete" if stopped else "completed", convod=brought)
         elif word == "wait":
             self.say("the first half")

@@ -8,6 +8,7 @@
 #include <sys/time.h>
 #include <sys/un.h>
 #include <syslog.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/daemon/harness.h"
@@ -116,16 +117,26 @@ static void log_lines(void **state)
                "2J \xff \xc3 \xe2\x82\xac\xc3\xa9\xed\xa0\x80");
     daemon_log(&log, LOG_DEBUG, "not written");
     log.journal = false;
+    log.times = true;
+    daemon_log(&log, LOG_INFO, "at");
+    log.times = false;
     daemon_log(&log, LOG_INFO, "plain \xe2\x80\xae\xe2\x81\xa6\xe2\x80\x94");
     memset(longest, 'l', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
     daemon_log(&log, LOG_INFO, "%s", longest);
     assert_true(pread(fd, text, sizeof(text) - 1, 0) > 0);
-    static const char expected[] = "<4>one?two ?[31m\n<3>??2J ? ? \xe2\x82\xac\xc3\xa9???\n"
-                                   "convod: plain ??????\xe2\x80\x94\nconvod: lll";
-    assert_memory_equal(text, expected, sizeof(expected) - 1);
+    static const char first[] = "<4>one?two ?[31m\n<3>??2J ? ? \xe2\x82\xac\xc3\xa9???\n";
+    assert_memory_equal(text, first, sizeof(first) - 1);
+    struct tm when;
+    static const char timed[] = " convod: at\n";
+    const char *rest = strptime(text + sizeof(first) - 1, "%Y-%m-%d %H:%M:%S", &when);
+    assert_non_null(rest);
+    assert_memory_equal(rest, timed, sizeof(timed) - 1);
+    rest += sizeof(timed) - 1;
+    static const char expected[] = "convod: plain ??????\xe2\x80\x94\nconvod: lll";
+    assert_memory_equal(rest, expected, sizeof(expected) - 1);
     assert_int_equal(text[strlen(text) - 1], '\n');
-    assert_true(strlen(text) < 1100);
+    assert_true(strlen(rest) < 1100);
     close(fd);
     unlink(path);
 }
