@@ -93,22 +93,29 @@ static int copy_turn(struct storage_ledger *l, struct storage_turn *row, const s
     return rc;
 }
 
-/* All up to and with row `last`. */
+/* All up to and with row `last`. Where the turn behind them came to nothing, or to nobody's knowledge, they are there.
+ */
 static int copy_path(struct storage_ledger *l, const struct turn *t, int64_t last, int64_t *parent)
 {
     const struct storage_conversation *to = &t->found.conversation;
     struct storage_turn *path = NULL;
     size_t n = 0;
+    int64_t there = 0, depth = 0;
     int rc = storage_turn_path(l, t->found.owner.id, last, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &path, &n);
     int64_t *rows = rc ? NULL : calloc(n, sizeof *rows);
     if (!rc && !rows)
         rc = -ENOMEM;
-    for (size_t i = 0; !rc && i < n; i++)
+    if (!rc && (rc = storage_conversation_deepest(l, to->id, &there, &depth)) == -ENOENT)
+        rc = 0;
+    const size_t copies = depth == (int64_t)n ? 0 : n;
+    if (!rc && !copies)
+        *parent = there;
+    for (size_t i = 0; !rc && i < copies; i++)
         if (!(rc = copy_turn(l, &path[i], to, parent)))
             rows[i] = *parent;
-    if (!rc)
+    if (!rc && copies)
         rc = storage_turns_hold_as(l, path, rows, n);
-    if (!rc)
+    if (!rc && copies)
         rc = storage_conversation_update(l, to); /* its head is where it was */
     free(rows);
     storage_turns_free(path, n);

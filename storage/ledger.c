@@ -189,6 +189,18 @@ int storage_conversation_runs(struct storage_ledger *l, int64_t id)
     return stmt_any(l, STMT_WITH(l, S_CONV_RUNS, id));
 }
 
+int storage_conversation_deepest(struct storage_ledger *l, int64_t id, int64_t *turn, int64_t *depth)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_CONV_DEEPEST, id);
+    int rc = stmt_row(l, s);
+    if (!rc) {
+        *turn = sqlite3_column_int64(s, 0);
+        *depth = sqlite3_column_int64(s, 1);
+        stmt_reset(s);
+    }
+    return rc;
+}
+
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn)
 {
     if (l->n_dead_turns == l->cap_dead_turns) {

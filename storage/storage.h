@@ -165,6 +165,9 @@ int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t 
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
 /* Whether a turn of it is queued or running: 1, 0, or negative. */
 int storage_conversation_runs(struct storage_ledger *l, int64_t id);
+/* Of its turns that have ended and not failed the one with most before it: *turn, and which one it is, from 1. -ENOENT.
+ */
+int storage_conversation_deepest(struct storage_ledger *l, int64_t id, int64_t *turn, int64_t *depth);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
  * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
  * reported when nothing of it can be read on the disk; with -EINPROGRESS when that failed and is tried again. */

@@ -409,6 +409,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .background = ask.request != NULL,
                                    .request = ask.request,
                                    .requeued = ask.requeued,
+                                   .copy_of = ask.copy_of,
                                    .begins = ask.begins,
                                    .event = on_event,
                                    .arg = a};

@@ -90,7 +90,7 @@ struct answer {
 };
 
 struct ask {
-    const char *owner, *conversation, *previous, *parent, *replaces, *instructions, *continues, *opening;
+    const char *owner, *conversation, *previous, *parent, *replaces, *instructions, *continues, *opening, *copy_of;
     const char *tools, *tool, *labels;
     enum session_tools choice;
     bool one_call;
