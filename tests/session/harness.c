@@ -765,15 +765,14 @@ struct kept rig_kept(struct rig *rig, const char *owner, const char *id)
     for (int i = 0; i < job->k.n; i++) {
         struct storage_found *f = &job->k.found[i];
         struct waiting w = {.gate = GATE_CLOSED};
-        uint8_t *payload = malloc(f->count * s->info->kv_token_bytes);
-        assert_non_null(payload);
-        assert_int_equal(storage_segment_read(s->storage, f, s->info->kv_identity, &s->layout, payload, read_done, &w),
-                         0);
+        uint8_t *raw = malloc(f->count * s->info->kv_token_bytes);
+        assert_non_null(raw);
+        assert_int_equal(storage_segment_read(s->storage, f, s->info->kv_identity, &s->layout, raw, read_done, &w), 0);
         gate_wait(&w.gate, 1);
         assert_int_equal(w.rc, 0);
-        cut_payload(s, payload, f->count, (size_t)job->k.used[i], kept.kv + kept.kv_bytes);
+        cut_payload(s, raw, f->count, (size_t)job->k.used[i], kept.kv + kept.kv_bytes);
         kept.kv_bytes += (size_t)job->k.used[i] * s->info->kv_token_bytes;
-        free(payload);
+        free(raw);
         free(f->label);
     }
     free(job);
