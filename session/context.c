@@ -63,6 +63,20 @@ static int add_items(struct messages *list, const struct storage_turn *row, bool
     return rc;
 }
 
+int context_says_all(const struct turn *t, const struct storage_turn *of)
+{
+    struct messages list = {0};
+    uint8_t mine[32] = {0}, theirs[32] = {0};
+    int rc = add_items(&list, of, false);
+    rc = rc ? rc : add_items(&list, of, true);
+    if (!rc && (items_chain(theirs, list.m, list.n, NULL) || items_chain(mine, t->messages, t->n_messages, NULL)))
+        rc = -ENOMEM;
+    clear(&list);
+    free(list.m);
+    free(list.names);
+    return rc ? rc : !memcmp(mine, theirs, sizeof mine);
+}
+
 /* What a context begins with: definitions of tools, and instructions. */
 static int add_head(struct messages *list, const struct turn *t)
 {

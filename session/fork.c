@@ -3,7 +3,7 @@
  * The last one is a turn of the session's, behind them: its KV is saved as any other's.
  *
  * Ledger thread, in the job that finds what that turn follows. Until it is committed the conversation's head is where
- * it was, and nothing shows the copies.
+ * it was: the copies are branches of it, which end nowhere.
  */
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -24,9 +24,9 @@ static char *other_id(const char *id)
 /* A turn's receipt, of this conversation. NULL: there is none, or no memory. */
 static char *receipt_of(const char *receipt, const char *conversation)
 {
-    cJSON *o = receipt ? cJSON_Parse(receipt) : NULL;
-    cJSON_ReplaceItemInObjectCaseSensitive(o, "conversation", cJSON_CreateString(conversation));
-    char *text = o ? cJSON_PrintUnformatted(o) : NULL;
+    cJSON *o = receipt ? cJSON_Parse(receipt) : NULL, *of = cJSON_GetObjectItemCaseSensitive(o, "conversation");
+    bool told = !cJSON_IsString(of) || cJSON_SetValuestring(of, conversation);
+    char *text = o && told ? cJSON_PrintUnformatted(o) : NULL;
     cJSON_Delete(o);
     return text;
 }
@@ -122,29 +122,6 @@ static int copy_path(struct storage_ledger *l, const struct turn *t, int64_t las
     return rc;
 }
 
-/* Whether the turn says what row `of` does, all of it. 1, 0 or -ENOMEM. */
-static int says_all(const struct turn *t, const struct storage_turn *of)
-{
-    struct engine_message *m = calloc(of->n_items + 1, sizeof *m);
-    char **names = calloc(of->n_items + 1, sizeof *names);
-    uint8_t mine[32] = {0}, theirs[32] = {0};
-    size_t n = 0, n_names = 0;
-    int rc = m && names ? 0 : -ENOMEM;
-    for (size_t i = 0; !rc && i < of->n_items; i++) {
-        rc = items_message(&of->items[i], &m[n], &names[n_names]);
-        n += rc == 0;
-        n_names += rc == 0;
-        rc = rc == -ENOENT ? 0 : rc;
-    }
-    if (!rc && (items_chain(theirs, m, n, NULL) || items_chain(mine, t->messages, t->n_messages, NULL)))
-        rc = -ENOMEM;
-    for (size_t i = 0; names && i < n_names; i++)
-        free(names[i]);
-    free(names);
-    free(m);
-    return rc ? rc : !memcmp(mine, theirs, sizeof mine);
-}
-
 int fork_find(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
     struct found *f = &t->found;
@@ -155,7 +132,7 @@ int fork_find(struct storage_ledger *l, struct turn *t, int64_t *parent)
     if (rc)
         return rc;
     int64_t before = of->parent;
-    int whole = context_same_model(t, of) ? says_all(t, of) : 0;
+    int whole = context_same_model(t, of) ? context_says_all(t, of) : 0;
     t->ask.match &= whole == 0 && !before; /* otherwise it is known what it follows */
     if (whole == 1)
         rc = storage_turn_context(l, f->owner.id, of->id, &of->tokens, &of->tokens_bytes);

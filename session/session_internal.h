@@ -624,6 +624,8 @@ void context_chat_hash(const struct turn *t, uint8_t out[32]);
 
 /* The row that the turn's tokens are added to: its parent's, or its context's without thinking. id 0: there is none. */
 const struct storage_turn *context_base(const struct turn *t);
+/* Whether the turn's messages say what a row with its items does, all of it. 1, 0 or -ENOMEM. */
+int context_says_all(const struct turn *t, const struct storage_turn *of);
 
 /* strip.c */
 /* In a job: whether the turn follows its parent without thinking; of one that strips, what it begins with. */
