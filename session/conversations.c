@@ -370,7 +370,7 @@ static int context_keys(struct storage_ledger *l, struct query *q, int64_t turn)
     struct engine_tokens tokens = {0};
     int rc = context_of_turn(l, q->owner_row.id, turn, &tokens);
     if (!rc)
-        rc = lookup_walk(l, q->session, q->owner_row.id, root, tokens.ids, 0, (int)tokens.n, take_key, q);
+        rc = lookup_walk(l, q->session, &q->owner_row, root, tokens.ids, 0, (int)tokens.n, take_key, q);
     engine_tokens_free(&tokens);
     return rc;
 }

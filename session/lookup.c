@@ -494,7 +494,44 @@ static int common_tokens(const struct storage_found *found, const engine_token *
     return i;
 }
 
-int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner,
+/* How many segments behind `parent` are lost that others are behind, which are there: 0: none; negative. */
+static int lost(struct storage_ledger *l, const struct session *s, const struct storage_owner *owner,
+                const uint8_t parent[STORAGE_KEY_BYTES], const engine_token *ids, int most)
+{
+    uint8_t key[STORAGE_KEY_BYTES];
+    int n = 0, rc = most < SESSION_SEGMENT_TOKENS ? 0 : storage_segment_lost(l, NULL);
+    if (rc <= 0)
+        return rc;
+    memcpy(key, parent, sizeof key);
+    for (rc = 0; !rc && most >= SESSION_SEGMENT_TOKENS; most -= SESSION_SEGMENT_TOKENS, n++) {
+        rc = segment_key(owner->key, s->info->kv_identity, key, ids + n * SESSION_SEGMENT_TOKENS,
+                         SESSION_SEGMENT_TOKENS, key);
+        if (!rc)
+            rc = storage_segment_lost(l, key);
+    }
+    return rc == 1 ? n : rc;
+}
+
+/* The one behind `key`, which gets its. 0 or negative. */
+static int lost_found(const struct session *s, const struct storage_owner *owner, uint8_t key[STORAGE_KEY_BYTES],
+                      const engine_token *ids, int pos, struct storage_found *out)
+{
+    const size_t bytes = SESSION_SEGMENT_TOKENS * sizeof *ids;
+    int rc = segment_key(owner->key, s->info->kv_identity, key, ids + pos, SESSION_SEGMENT_TOKENS, key);
+    *out = (struct storage_found){.first = (uint32_t)pos,
+                                  .count = SESSION_SEGMENT_TOKENS,
+                                  .label = rc ? NULL : malloc(bytes),
+                                  .label_bytes = (uint32_t)bytes,
+                                  .pack = STORAGE_PACK_NONE};
+    if (!out->label)
+        return rc ? rc : -ENOMEM;
+    memcpy(out->label, ids + pos, bytes);
+    memcpy(out->key, key, sizeof out->key);
+    memcpy(out->producer, s->info->numerics, strnlen(s->info->numerics, sizeof out->producer - 1));
+    return 0;
+}
+
+int lookup_walk(struct storage_ledger *l, const struct session *s, const struct storage_owner *owner,
                 const uint8_t first_parent[STORAGE_KEY_BYTES], const engine_token *ids, int pos, int most,
                 int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg)
 {
@@ -506,7 +543,7 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
         size_t n = 0;
         int best = -1, used = 0;
         bool best_own = false; /* of the same length those of the numerics that run are taken */
-        int rc = storage_segment_nearest(l, owner, s->info->kv_identity, parent, ids + pos,
+        int rc = storage_segment_nearest(l, owner->id, s->info->kv_identity, parent, ids + pos,
                                          (uint32_t)want * sizeof *ids, rows, &n);
         if (rc)
             return rc;
@@ -523,15 +560,21 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
         for (size_t i = 0; i < n; i++)
             if ((int)i != best)
                 free(rows[i].label);
-        if (best < 0)
-            return 0;
-        memcpy(parent, rows[best].key, sizeof parent);
-        bool whole = used == SESSION_SEGMENT_TOKENS;
-        if ((rc = take(arg, &rows[best], pos, used)))
+        if (best >= 0 && used == SESSION_SEGMENT_TOKENS)
+            memcpy(parent, rows[best].key, sizeof parent);
+        if (best >= 0 && (rc = take(arg, &rows[best], pos, used)))
             return rc;
-        pos += used;
-        if (!whole)
-            return 0;
+        if (used == SESSION_SEGMENT_TOKENS) {
+            pos += used;
+            continue;
+        }
+        int left = lost(l, s, owner, parent, ids + pos, most - pos);
+        if (left <= 0)
+            return left;
+        for (; left-- > 0; pos += SESSION_SEGMENT_TOKENS)
+            if ((rc = lost_found(s, owner, parent, ids, pos, &rows[0])) ||
+                (rc = take(arg, &rows[0], pos, SESSION_SEGMENT_TOKENS)))
+                return rc;
     }
     return 0;
 }
@@ -583,8 +626,7 @@ static int plan_run(struct storage_ledger *l, void *arg)
     }
     if (t->lost_reason && !strcmp(t->lost_reason, "blob_missing") && storage_indexing(l))
         t->lost_reason = "not_indexed";
-    int rc =
-        lookup_walk(l, t->session, t->found.owner.id, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
+    int rc = lookup_walk(l, t->session, &t->found.owner, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
     return rc > 0 ? 0 : rc; /* where other numerics begin it ends */
 }
 

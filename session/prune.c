@@ -59,7 +59,7 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
     p->turn = turn;
     int rc = context_of_turn(l, owner->id, turn, &tokens);
     if (!rc)
-        rc = lookup_walk(l, s, owner->id, p->parent, tokens.ids, 0, (int)tokens.n, take, p);
+        rc = lookup_walk(l, s, owner, p->parent, tokens.ids, 0, (int)tokens.n, take, p);
     engine_tokens_free(&tokens);
     if (rc || !p->found.label) {
         prune_free(p);

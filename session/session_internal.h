@@ -649,9 +649,9 @@ int truncate_context(struct turn *t, int (*render)(struct turn *t));
 
 /* lookup.c */
 /* Walks the stored segments that hold ids[pos..most), from the one behind `parent` on, longest match first; take() gets
- * each with the tokens of it that match and owns its label. Stops at the first that is not matched to its end, or at
- * take()'s nonzero result. In a job. */
-int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner,
+ * each with the tokens of it that match and owns its label; also what is lost (a read says so) but has others behind
+ * it. Stops at the first that is not matched to its end, or at take()'s nonzero result. In a job. */
+int lookup_walk(struct storage_ledger *l, const struct session *s, const struct storage_owner *owner,
                 const uint8_t parent[STORAGE_KEY_BYTES], const engine_token *ids, int pos, int most,
                 int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg);
 int lookup_find(struct turn *t);

@@ -469,10 +469,10 @@ static void idle(struct storage_ledger *l)
     l->idle_said = rc;
 }
 
-/* Whether a deletion waits for the search. */
+/* Whether a deletion waits for the search, or what is behind a gap still counts. */
 static bool sweep_hurries(const struct storage_ledger *l)
 {
-    return l->searching && l->pending && !l->sweep_failed;
+    return ((l->searching && l->pending) || l->gaps) && !l->sweep_failed;
 }
 
 void *jobs_thread(void *arg)

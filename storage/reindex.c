@@ -11,10 +11,12 @@
  * to move back to what is before an end "within/TURN") and let go at the end, so that deletions are told as not
  * finished until then (erase.c).
  *
- * At the end turns hold what there is of their context where what they hold was not found, or where a damaged record
- * has cut the chain in two: then what is before the gap, as nothing finds what is behind it. Then follows what was
- * noted; then the search for what nothing holds. Where there were gaps deletions wait for that search, too, also after
- * another start (kv.db's meta, "gaps"): nobody else finds what lay behind one.
+ * At the end turns hold what there is of their context where what they hold was not found. Where a damaged record has
+ * cut the chain in two they hold what they held, and what is missing gets a row without a place (segments.c), behind
+ * what is found of their context from its beginning on: so what is behind the gap is found, and needs not be computed
+ * again. Of two gaps in a chain the row stands for all from the first to the second. Then follows what was noted; then
+ * the search for what nothing holds. Where there were gaps deletions wait for that search, too, also after another
+ * start (kv.db's meta, "gaps"): nobody else finds what lay behind one.
  */
 #include <errno.h>
 #include <stdio.h>

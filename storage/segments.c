@@ -17,7 +17,7 @@
  * it, and will hold it, or has planned to read it. The next search begins with the first one that was passed over.
  *
  * A segment that was found damaged but has children keeps its row without a place (pack IS NULL), so that the chain
- * stays whole until the segment is stored anew.
+ * stays whole until the segment is stored anew. One that is missing in an index that was made anew gets such a row.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -91,13 +91,6 @@ static int account_gone(struct storage_ledger *l, const struct segment_row *row)
     return account(l, row->space, row->pack, 0, -(int64_t)row->bytes, -1);
 }
 
-int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
-{
-    struct segment_row row;
-    int rc = segment_get(l, key, &row);
-    return rc == 1 ? row.pack != STORAGE_PACK_NONE : rc;
-}
-
 /* One more child of a segment, or fewer. The root of chains has no row. */
 static int children_add(struct storage_ledger *l, const uint8_t parent[STORAGE_KEY_BYTES], int change)
 {
@@ -106,6 +99,45 @@ static int children_add(struct storage_ledger *l, const uint8_t parent[STORAGE_K
     sqlite3_stmt *s = STMT_WITH(l, S_SEG_CHILDREN, 0, change);
     (void)bind_key(s, 1, parent);
     return stmt_run(l, s, NULL);
+}
+
+int segment_link(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES],
+                 const uint8_t before[STORAGE_KEY_BYTES], int64_t end)
+{
+    struct segment_row row;
+    int64_t first = 0;
+    int changes, rc = segment_get(l, last, &row);
+    for (uint8_t at[STORAGE_KEY_BYTES]; rc == 1; rc = segment_get(l, at, &row)) {
+        if (pack_is_zero(row.parent, sizeof row.parent))
+            return 1;
+        first = row.id;
+        memcpy(at, row.parent, sizeof at);
+    }
+    if (rc < 0 || !first)
+        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_LOST, first, 0, end);
+    (void)bind_key(s, 2, before);
+    rc = stmt_run(l, s, &changes);
+    if (rc || !changes)
+        return rc;
+    rc = children_add(l, before, 1);
+    return rc ? rc : 1;
+}
+
+int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    struct segment_row row;
+    int rc = segment_get(l, key, &row);
+    return rc == 1 ? row.pack != STORAGE_PACK_NONE : rc;
+}
+
+int storage_segment_lost(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    struct segment_row row;
+    if (!key)
+        return segment_any_forgotten(l);
+    int rc = segment_get(l, key, &row);
+    return rc == 1 ? row.pack == STORAGE_PACK_NONE && row.children : rc;
 }
 
 /* The space and the code of what is stored. */
@@ -141,14 +173,21 @@ static int row_new(struct storage_ledger *l, const struct pack_record *r, const 
     return rc ? rc : children_add(l, r->parent, 1);
 }
 
-/* One that was forgotten is there again. */
-static int row_revive(struct storage_ledger *l, int64_t id, const struct pack_record *r, const struct place_of *at,
-                      int64_t producer, const struct space *space, const struct coded *code)
+/* One that was forgotten is there again. Its row may have stood for others before it, too, that are missing. */
+static int row_revive(struct storage_ledger *l, const struct segment_row *row, const struct pack_record *r,
+                      const struct place_of *at, int64_t producer, const struct space *space, const struct coded *code)
 {
     sqlite3_stmt *s =
-        STMT_WITH(l, S_SEG_REVIVE, id, at->pack, (int64_t)at->offset, (int64_t)at->bytes, (int64_t)++l->used, producer);
+        STMT_WITH(l, S_SEG_REVIVE, row->id, at->pack, (int64_t)at->offset, (int64_t)at->bytes, (int64_t)++l->used,
+                  producer, r->first, r->count, r->label_bytes, coded_sum(code, code->units));
+    (void)bind_key(s, 11, r->parent);
     int rc = stmt_run(l, s, NULL);
-    return rc ? rc : head_set(l, id, space, r->parent, code);
+    if (!rc && memcmp(row->parent, r->parent, STORAGE_KEY_BYTES) != 0) {
+        rc = children_add(l, row->parent, -1);
+        if (!rc)
+            rc = children_add(l, r->parent, 1);
+    }
+    return rc ? rc : head_set(l, row->id, space, r->parent, code);
 }
 
 /* A head goes from a row, or with it. One with more than a few units that no sibling has says more than a deletion may
@@ -192,7 +231,7 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
         rc = coded_of(l, r, label, &space, &code);
     if (rc)
         return rc;
-    rc = there ? row_revive(l, row.id, r, &at, producer, &space, &code) : row_new(l, r, &at, producer, &space, &code);
+    rc = there ? row_revive(l, &row, r, &at, producer, &space, &code) : row_new(l, r, &at, producer, &space, &code);
     coded_free(&code);
     return rc ? rc : account(l, space.id, pack, offset + bytes, (int64_t)bytes, 1);
 }
@@ -299,6 +338,18 @@ static int row_drop(struct storage_ledger *l, const struct segment_row *row)
     return rc ? rc : children_add(l, row->parent, -1);
 }
 
+/* Holds on a segment that goes become holds on its parent, so that the rest of the chain stays. */
+static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_BYTES],
+                      const uint8_t to[STORAGE_KEY_BYTES])
+{
+    if (pack_is_zero(to, STORAGE_KEY_BYTES))
+        return key_run(l, S_HOLD_DELETE, from);
+    sqlite3_stmt *s = stmt_get(l, S_HOLD_MOVE);
+    (void)bind_key(s, 1, from);
+    (void)bind_key(s, 2, to);
+    return stmt_run(l, s, NULL);
+}
+
 /* Not what was used later than `clock`. */
 static int release_unused(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t clock)
 {
@@ -309,10 +360,13 @@ static int release_unused(struct storage_ledger *l, const uint8_t key[STORAGE_KE
         int rc = segment_get(l, at, &row);
         if (rc <= 0 || row.used > clock)
             return rc < 0 ? rc : 0;
-        rc = row.children ? 1 : any(l, S_HELD, at);
+        bool lost = row.pack == STORAGE_PACK_NONE; /* it is there for those behind it alone */
+        rc = row.children ? 1 : lost ? 0 : any(l, S_HELD, at);
         if (rc)
             return rc < 0 ? rc : 0;
-        rc = row_drop(l, &row);
+        rc = lost ? holds_move(l, at, row.parent) : 0;
+        if (!rc)
+            rc = row_drop(l, &row);
         if (rc)
             return rc;
         memcpy(at, row.parent, sizeof at);
@@ -325,18 +379,6 @@ int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTE
     if (l->unread) /* neither its children nor those before it need be known */
         return reindex_release_later(l, key);
     return release_unused(l, key, UINT64_MAX);
-}
-
-/* Holds on a segment that goes become holds on its parent, so that the rest of the chain stays. */
-static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_BYTES],
-                      const uint8_t to[STORAGE_KEY_BYTES])
-{
-    if (pack_is_zero(to, STORAGE_KEY_BYTES))
-        return key_run(l, S_HOLD_DELETE, from);
-    sqlite3_stmt *s = stmt_get(l, S_HOLD_MOVE);
-    (void)bind_key(s, 1, from);
-    (void)bind_key(s, 2, to);
-    return stmt_run(l, s, NULL);
 }
 
 int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES])
@@ -449,6 +491,25 @@ int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end)
     return segment_hold(l, turn, key);
 }
 
+/* A leaf goes, and those that were lost and were there for it alone. */
+static int leaf_drop(struct storage_ledger *l, const struct segment_row *leaf)
+{
+    struct segment_row row = *leaf;
+    int rc = 1;
+    while (rc == 1) {
+        uint8_t before[STORAGE_KEY_BYTES];
+        memcpy(before, row.parent, sizeof before);
+        rc = holds_move(l, row.key, before);
+        if (!rc)
+            rc = row_drop(l, &row);
+        if (!rc)
+            rc = segment_get(l, before, &row);
+        if (rc == 1 && (row.children || row.pack != STORAGE_PACK_NONE))
+            return 0;
+    }
+    return rc;
+}
+
 int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset)
 {
     struct segment_row row;
@@ -459,8 +520,7 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         return 0;
     if (row.children || l->unread) /* there may be some that are not known yet */
         return row_clear(l, &row);
-    rc = holds_move(l, key, row.parent);
-    return rc ? rc : row_drop(l, &row);
+    return leaf_drop(l, &row);
 }
 
 static bool among(const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n, const void *key, int bytes)
@@ -501,9 +561,7 @@ static int leaves_evict(struct storage_ledger *l, int64_t space, uint64_t bytes,
             rc = column_bytes(s, 1, row.parent, STORAGE_KEY_BYTES);
         stmt_reset(s);
         if (!rc)
-            rc = holds_move(l, row.key, row.parent);
-        if (!rc)
-            rc = row_drop(l, &row);
+            rc = leaf_drop(l, &row);
         if (rc)
             return rc;
         *freed += row.bytes;
@@ -635,154 +693,4 @@ int segment_sweep(struct storage_ledger *l, int rows)
     for (int i = 0; i < n && !rc; i++)
         rc = release_unused(l, keys[i], l->sweep_clock);
     return rc;
-}
-
-/* ---- lookup ------------------------------------------------------------------------------------------------------ */
-
-struct wanted { /* a label that is looked for among the children of a parent */
-    const uint8_t *parent;
-    const void *label;
-    struct coded code;
-};
-
-/* Reads the label of a row, from RAM where it is there. -EBADMSG, -ENOENT: it is not what the row says, or not there.
- */
-static int label_read(struct storage_ledger *l, const struct storage_found *f, uint8_t **label)
-{
-    struct pack_record r;
-    struct blob *b = ram_get(&l->st->ram, f->key);
-    int rc = -ENOENT;
-    if (b && !pack_record_parse(b->record, b->bytes, true, &r) && r.label_bytes == f->label_bytes) {
-        *label = malloc(r.label_bytes ? r.label_bytes : 1);
-        rc = *label ? 0 : -ENOMEM;
-        if (!rc)
-            memcpy(*label, b->record + PACK_HEADER_BYTES, r.label_bytes);
-    }
-    if (b)
-        blob_unref(b);
-    if (rc != -ENOENT)
-        return rc;
-    struct place_of at = {.pack = f->pack, .offset = f->offset, .bytes = f->encoded_bytes};
-    rc = packs_read_label(&l->st->packs, &at, &r, label);
-    if (!rc && (memcmp(r.key, f->key, sizeof r.key) || r.label_bytes != f->label_bytes)) {
-        free(*label);
-        rc = -EBADMSG;
-    }
-    return rc;
-}
-
-/* The same of one that begins with `units` of what is wanted, or so its code says. Where the record is damaged or gone
- * it is what it should be: who reads the KV finds out, and it is forgotten. 1; 0: it cannot be read now, which says
- * nothing about the record. */
-static int label_of(struct storage_ledger *l, const struct wanted *w, size_t unit_bytes, size_t units, bool whole,
-                    struct storage_found *f)
-{
-    uint8_t *label = NULL;
-    int rc = whole ? -ENOENT : label_read(l, f, &label);
-    if (rc && rc != -EBADMSG && rc != -ENOENT)
-        return rc == -ENOMEM ? rc : 0;
-    if (rc) {
-        label = calloc(1, f->label_bytes ? f->label_bytes : 1);
-        size_t most = f->label_bytes / unit_bytes, n = units < w->code.units ? units : w->code.units;
-        if (!label)
-            return -ENOMEM;
-        memcpy(label, w->label, (n < most ? n : most) * unit_bytes);
-    }
-    f->label = label;
-    return 1;
-}
-
-/* The nearest child on one side of what is wanted. 1: found; 0: none that has anything in common with it, or that can
- * be read now. */
-static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct space *space, const struct wanted *w,
-                     struct storage_found *out)
-{
-    sqlite3_stmt *s = stmt_get(l, id);
-    (void)bind_key(s, 1, w->parent);
-    (void)sqlite3_bind_int64(s, 2, space->id);
-    bind_blob(s, 3, w->code.string, w->code.bytes);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc;
-    const char *producer = (const char *)sqlite3_column_text(s, 7);
-    struct storage_found f = {.first = (uint32_t)sqlite3_column_int64(s, 1),
-                              .count = (uint32_t)sqlite3_column_int64(s, 2),
-                              .encoded_bytes = (uint64_t)sqlite3_column_int64(s, 4),
-                              .pack = (uint32_t)sqlite3_column_int64(s, 5),
-                              .offset = (uint64_t)sqlite3_column_int64(s, 6)};
-    f.label_bytes = (uint32_t)sqlite3_column_int64(s, 9);
-    size_t common = coded_common(&w->code, sqlite3_column_blob(s, 3), (size_t)sqlite3_column_bytes(s, 3));
-    size_t unit_bytes = space->unit == LABEL_IDS ? 4 : 1, units = f.label_bytes / unit_bytes;
-    bool whole = units && units <= w->code.units && coded_sum(&w->code, units) == sqlite3_column_int64(s, 8);
-    rc = producer ? column_bytes(s, 0, f.key, STORAGE_KEY_BYTES) : -ENOMEM;
-    if (!rc)
-        memcpy(f.producer, producer, strnlen(producer, sizeof f.producer - 1));
-    stmt_reset(s);
-    if (rc || (!common && !whole))
-        return rc;
-    rc = label_of(l, w, unit_bytes, whole ? units : common, whole, &f);
-    if (rc == 1)
-        *out = f;
-    return rc;
-}
-
-int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes)
-{
-    uint32_t n = a_bytes < b_bytes ? a_bytes : b_bytes;
-    int c = n ? memcmp(a, b, n) : 0;
-    return c ? c : (a_bytes > b_bytes) - (a_bytes < b_bytes);
-}
-
-static uint32_t common_head(const struct storage_found *f, const void *label, uint32_t label_bytes)
-{
-    const uint8_t *a = f->label, *b = label;
-    uint32_t n = 0;
-    while (n < f->label_bytes && n < label_bytes && a[n] == b[n])
-        n++;
-    return n;
-}
-
-int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
-                            const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
-                            struct storage_found rows[2], size_t *n)
-{
-    /* On one side of it and on the other; those on disk, then those in RAM only. */
-    struct storage_found side[2][2] = {0};
-    bool have[2][2] = {{false}};
-    uint32_t head[2] = {0, 0};
-    struct wanted wanted = {.parent = parent, .label = label};
-    struct space space;
-    int rc = space_get(l, owner, fingerprint, &space);
-    bool any = rc == 1;
-    if (any)
-        rc = label_code(&space, label, label_bytes, &wanted.code);
-    for (int i = 0; i < 2 && rc >= 0 && any; i++) {
-        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, &space, &wanted, &side[i][0]);
-        have[i][0] = rc == 1;
-        if (have[i][0])
-            head[i] = common_head(&side[i][0], label, label_bytes);
-    }
-    coded_free(&wanted.code);
-    int best = head[1] > head[0];
-    if (head[best])
-        segment_use(l, side[best][0].key);
-    if (rc >= 0)
-        rc = ram_nearest(&l->st->ram, owner, fingerprint, parent, label, label_bytes, &side[0][1], &side[1][1]);
-    size_t found = 0;
-    for (int i = 0; i < 2; i++) {
-        have[i][1] = side[i][1].label != NULL;
-        int use = have[i][0] ? 0 : 1;
-        if (have[i][0] && have[i][1])
-            use = common_head(&side[i][1], label, label_bytes) > head[i];
-        for (int k = 0; k < 2; k++) {
-            if (have[i][k] && k == use && rc >= 0)
-                rows[found++] = side[i][k];
-            else
-                free(side[i][k].label);
-        }
-    }
-    if (rc < 0)
-        return rc;
-    *n = found;
-    return 0;
 }

@@ -55,9 +55,9 @@ int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, 
 void storage_backup_stop(struct storage *st);
 
 /* Checks every row and every record, as they are found when the directory is opened: report() gets a line for each
- * thing that is wrong. With `repair`, damaged records are forgotten, so that they are stored anew, and an index that is
- * wrong is made anew at the next start. 0: *wrong gets the number of lines. As storage_open() of what exists where it
- * cannot be opened. */
+ * thing that is wrong. With `repair`, an index that is wrong is made anew, and then damaged records are forgotten, so
+ * that they are stored anew. 0: *wrong gets the number of lines. As storage_open() of what exists where it cannot be
+ * opened. */
 struct storage_checked {
     uint64_t conversations, turns, segments; /* that were looked at */
     uint64_t not_stored;                     /* turns whose KV is not there: it will be computed again */
@@ -449,6 +449,7 @@ int storage_turns_hold_as(struct storage_ledger *l, const struct storage_turn *f
 int storage_segment_drop(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES]);
 
 /* A segment found in the index. */
+#define STORAGE_PACK_NONE UINT32_MAX /* of what is on no disk: it is in RAM, or was lost */
 struct storage_found {
     uint8_t key[STORAGE_KEY_BYTES];
     uint32_t first, count;
@@ -466,6 +467,10 @@ struct storage_found {
 int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
                             const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
                             struct storage_found rows[2], size_t *n);
+/* Whether the segment with this key is lost while others behind it are there: 1, 0 or negative. Those are its children,
+ * as if it were there, and it is stored anew like any other. Before it others may be missing of which this knows
+ * nothing. NULL: whether any is lost. */
+int storage_segment_lost(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 
 enum storage_tier { STORAGE_TIER_RAM, STORAGE_TIER_DISK };
 /* A segment as it is stored: its record, in memory. */

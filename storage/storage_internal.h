@@ -7,7 +7,8 @@
  *   jobs.c      the ledger thread: group commit
  *   reindex.c   the index made anew from the packs
  *   erase.c     what follows a commit: records are cut out, deletions end
- *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c, labels.c   rows of ledger.db and kv.db
+ *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c, nearest.c, labels.c   rows of ledger.db
+ *               and kv.db
  *   titles.c    titles in memory, to be searched
  *   room.c      a full disk: the ledger's room comes first
  *   limits.c    what owners may have, and what they have
@@ -38,7 +39,6 @@
 #define STORAGE_ARRAYS_MAX   4096u
 #define STORAGE_LABEL_MAX    (1u << 20)
 #define STORAGE_PAYLOAD_MAX  ((size_t)1 << 30)
-#define STORAGE_PACK_NONE    UINT32_MAX /* a segment that is in RAM only */
 
 /* ---- RAM tier (ram.c) --------------------------------------------------------------------------------------------
  */
@@ -343,6 +343,10 @@ struct segment_row {
 int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row);
 /* 1 found, 0 not, negative. A forgotten one counts as not found. */
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* The chain that ends with `last` is whole from now on: what is missing gets a row like that of one that was forgotten,
+ * behind `before` (or at the root) from `end` on. 1: it is, or was; 0: it begins before that; negative. */
+int segment_link(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES],
+                 const uint8_t before[STORAGE_KEY_BYTES], int64_t end);
 /* encode.c: whether this producer made the record of a row, or the one that was forgotten. 1, 0, or negative. */
 int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer);
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */

@@ -2,6 +2,10 @@
  *
  * Beside what SQLite knows of its own files: what this program takes for granted of the rows. The KV is a cache: turns
  * whose KV is not there are counted and nothing is wrong with them.
+ *
+ * A repair first makes the index anew, if that is wrong, and only then gives damaged records up: so their rows stay for
+ * what is behind them, while a row that is not found in any pack would leave a gap. Killed in between it is begun
+ * again: by a start, which makes the index anew, and by the next repair, which finds the records.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -13,12 +17,20 @@
 
 #define LINES_MAX 100 /* of one kind */
 
+struct damaged {
+    uint8_t key[STORAGE_KEY_BYTES];
+    uint32_t pack;
+    uint64_t offset;
+};
+
 struct verify {
     bool repair;
     void (*report)(void *arg, const char *text);
     void *arg;
     struct storage_checked *n;
     bool index_wrong;
+    struct damaged *damaged; /* records that a repair gives up */
+    size_t n_damaged, cap_damaged;
 };
 
 __attribute__((format(printf, 2, 3))) static void wrong(struct verify *v, const char *fmt, ...)
@@ -188,6 +200,22 @@ static const char *record_fault(struct storage_ledger *l, const struct wanted *w
     return fault;
 }
 
+static int damaged_add(struct verify *v, const struct segment_row *row)
+{
+    if (v->n_damaged == v->cap_damaged) {
+        size_t cap = v->cap_damaged ? v->cap_damaged * 2 : 64;
+        struct damaged *grown = realloc(v->damaged, cap * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        v->damaged = grown;
+        v->cap_damaged = cap;
+    }
+    struct damaged *d = &v->damaged[v->n_damaged++];
+    *d = (struct damaged){.pack = row->pack, .offset = row->offset};
+    memcpy(d->key, row->key, sizeof d->key);
+    return 0;
+}
+
 static int segment_check(struct storage_ledger *l, struct verify *v, const struct wanted *w)
 {
     const uint8_t *k = w->row.key;
@@ -203,7 +231,7 @@ static int segment_check(struct storage_ledger *l, struct verify *v, const struc
         return 0;
     wrong(v, "pack-%08u, offset %llu: segment %02X%02X%02X%02X%02X%02X%02X%02X: %s", w->row.pack,
           (unsigned long long)w->row.offset, k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], fault);
-    return v->repair ? segment_forget(l, k, w->row.pack, w->row.offset) : 0;
+    return v->repair ? damaged_add(v, &w->row) : 0;
 }
 
 static int segments_check(struct storage_ledger *l, struct verify *v)
@@ -290,6 +318,36 @@ static int verify_run(struct storage_ledger *l, void *arg)
     return rc;
 }
 
+static int give_up_run(struct storage_ledger *l, void *arg)
+{
+    const struct verify *v = arg;
+    int rc = 0;
+    for (size_t i = 0; i < v->n_damaged && !rc; i++)
+        rc = segment_forget(l, v->damaged[i].key, v->damaged[i].pack, v->damaged[i].offset);
+    return rc;
+}
+
+static int gaps_run(struct storage_ledger *l, void *arg)
+{
+    *(bool *)arg = l->gaps && !l->sweep_failed;
+    return 0;
+}
+
+/* With an index that is whole, and without what is behind a gap, which goes: between two jobs some of it does. */
+static int open_whole(const struct storage_opts *opts, struct storage **st, char *err, size_t err_size)
+{
+    bool gaps = true;
+    int rc = storage_open(opts, st, err, err_size);
+    if (rc) {
+        *st = NULL;
+        return rc;
+    }
+    rc = index_wait(*st, 0);
+    while (!rc && gaps)
+        rc = jobs_call(*st, gaps_run, &gaps);
+    return rc;
+}
+
 int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(void *arg, const char *text), void *arg,
                    struct storage_checked *out, char *err, size_t err_size)
 {
@@ -298,14 +356,18 @@ int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(
     struct verify v = {.repair = repair, .report = report, .arg = arg, .n = out};
     struct storage_opts existing = *opts;
     existing.existing = true;
-    int rc = storage_open(&existing, &st, err, err_size);
-    if (rc)
-        return rc;
-    rc = index_wait(st, 0);
+    int rc = open_whole(&existing, &st, err, err_size);
     if (!rc)
-        rc = jobs_wait(st, (struct storage_job){.run = verify_run, .arg = &v, .index = repair});
-    if (rc && err_size)
+        rc = jobs_call(st, verify_run, &v);
+    if (!rc && repair && v.index_wrong) {
+        storage_close(st);
+        rc = open_whole(&existing, &st, err, err_size);
+    }
+    if (!rc && v.n_damaged)
+        rc = jobs_wait(st, (struct storage_job){.run = give_up_run, .arg = &v, .index = true});
+    if (rc && st && err_size)
         (void)snprintf(err, err_size, "%s: %s", opts->dir, strerror(-rc));
     storage_close(st);
+    free(v.damaged);
     return rc;
 }

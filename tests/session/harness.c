@@ -669,7 +669,7 @@ static int keeping_run(struct storage_ledger *l, void *arg)
     k->kept->tokens = tokens.ids;
     k->kept->n_tokens = (int)tokens.n;
     if (!rc)
-        rc = lookup_walk(l, k->rig->s, owner.id, root, tokens.ids, 0, (int)tokens.n, keeping_take, k);
+        rc = lookup_walk(l, k->rig->s, &owner, root, tokens.ids, 0, (int)tokens.n, keeping_take, k);
     return rc;
 }
 

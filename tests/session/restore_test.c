@@ -8,6 +8,8 @@
 
 enum { SEGMENT = SESSION_SEGMENT_TOKENS };
 
+#define HEADER UINT32_MAX /* instead of an array */
+
 /* Turns a bit over in an array of the stored segment that begins at position `first`. Returns how many there are. */
 static int damage(struct rig *rig, uint32_t first, uint32_t array)
 {
@@ -23,6 +25,12 @@ static int damage(struct rig *rig, uint32_t first, uint32_t array)
         struct pack_record r;
         if (pack_record_parse(pack + at, (size_t)(size - at), true, &r) || r.first != first)
             continue;
+        if (array == HEADER) {
+            uint8_t other = (uint8_t)(pack[at + 8] ^ 4);
+            assert_int_equal(pwrite(fd, &other, 1, at + 8), 1);
+            found++;
+            continue;
+        }
         /* storage/codec.c: the sizes of the arrays' sections, which lie behind the table. */
         off_t payload = at + (off_t)pack_payload_offset(r.label_bytes);
         uint32_t arrays, bytes;
@@ -41,27 +49,64 @@ static int damage(struct rig *rig, uint32_t first, uint32_t array)
     return found;
 }
 
-/* Two turns; between them everything goes to disk, and of the first one's segments those in `damaged` are damaged. */
-static struct answer *second_turn(struct rig *rig, unsigned damaged, uint32_t array)
+static void tell(void *arg, const char *text)
 {
-    char *text = rig_text(5, 3 * SEGMENT + 100);
+    (void)arg;
+    (void)fprintf(stderr, "%s\n", text);
+}
+
+/* What --repair or --verify finds wrong. */
+static int wrong(struct rig *rig, bool repair)
+{
+    struct session_checked n;
+    char err[256];
+    rig_stop(rig);
+    assert_int_equal(session_verify(rig->dir, repair, tell, NULL, NULL, NULL, &n, err, sizeof err), 0);
+    rig_start(rig, rig->o);
+    return (int)n.wrong;
+}
+
+enum fate {
+    SEEN,
+    NOT_READ,
+    GIVEN_UP, /* by a repair, */
+    MISSING   /* which has no index */
+};
+
+/* Two turns; between them everything goes to disk, and of the first one's segments those in `damaged` are damaged. */
+static struct answer *second_turn(struct rig *rig, unsigned damaged, uint32_t array, enum fate fate)
+{
+    char *text = rig_text(5, 3 * SEGMENT + 100), kv[256];
     struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1, .max = 4});
     assert_true(a->input > 3 * SEGMENT);
     assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    if (fate == MISSING) {
+        rig_stop(rig);
+        (void)snprintf(kv, sizeof kv, "%s/kv.db", rig->dir);
+        assert_int_equal(unlink(kv), 0);
+    }
     for (uint32_t i = 0; i < 3; i++)
         if (damaged >> i & 1)
             assert_int_equal(damage(rig, i * SEGMENT, array), 1);
+    if (fate == MISSING)
+        rig_start(rig, rig->o);
+    if (fate >= GIVEN_UP) {
+        assert_int_equal(wrong(rig, true), fate == GIVEN_UP ? __builtin_popcount(damaged) : 0);
+        assert_int_equal(wrong(rig, true), 0);
+        assert_int_equal(wrong(rig, false), 0);
+    }
     struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2, .max = 24});
     free(text);
     return b;
 }
 
-/* `seen`: the array is read. */
-static void check_damaged(int arch, unsigned damaged, uint32_t array, bool seen)
+static void check_damaged(int arch, unsigned damaged, uint32_t array, enum fate fate)
 {
+    bool seen = fate != NOT_READ;
     struct rig *sound = rig_open((struct rig_opts){.arch = arch}), *rig = rig_open((struct rig_opts){.arch = arch});
-    struct answer *want = second_turn(sound, 0, 0), *got = second_turn(rig, damaged, array);
-    int lost = seen ? SEGMENT * __builtin_popcount(damaged) : 0;
+    struct answer *want = second_turn(sound, 0, 0, SEEN), *got = second_turn(rig, damaged, array, fate);
+    /* Of two gaps in a chain only one is known. */
+    int lost = seen ? SEGMENT * (fate == MISSING && damaged == 5 ? 3 : __builtin_popcount(damaged)) : 0;
     rig_only_new(want);
     assert_int_equal(want->receipt.n_reprefilled, 0);
     assert_int_equal(got->len, want->len);
@@ -70,7 +115,7 @@ static void check_damaged(int arch, unsigned damaged, uint32_t array, bool seen)
     assert_int_equal(got->receipt.prefilled, want->receipt.prefilled + lost);
     assert_int_equal(got->receipt.n_reprefilled, lost ? 1 : 0);
     if (lost) {
-        assert_string_equal(got->receipt.reprefilled[0].reason, "blob_damaged");
+        assert_string_equal(got->receipt.reprefilled[0].reason, fate == SEEN ? "blob_damaged" : "blob_missing");
         assert_int_equal(got->receipt.reprefilled[0].tokens, lost);
     }
     if (!seen) {
@@ -91,7 +136,7 @@ static void test_damaged(void **state)
 {
     (void)state;
     for (unsigned damaged = 0; damaged < 8; damaged += damaged < 4 ? 1 : 3)
-        check_damaged(TINY_QWEN2, damaged, 3, true);
+        check_damaged(TINY_QWEN2, damaged, 3, SEEN);
 }
 
 /* With sliding windows: what lies before a damaged segment gets its windows after all; rows of window layers that no
@@ -105,8 +150,19 @@ static void test_damaged_windows(void **state)
         full++;
     assert_true(full > 0 && full < m.n_layers);
     for (unsigned damaged = 0; damaged < 8; damaged++)
-        check_damaged(TINY_GEMMA3, damaged, 2 * (uint32_t)full, true);
-    check_damaged(TINY_GEMMA3, 3, 0, false);
+        check_damaged(TINY_GEMMA3, damaged, 2 * (uint32_t)full, SEEN);
+    check_damaged(TINY_GEMMA3, 3, 0, NOT_READ);
+}
+
+/* What a repair has given up, or is nowhere to be found, is computed again alone as well. */
+static void test_given_up(void **state)
+{
+    (void)state;
+    for (unsigned damaged = 1; damaged < 8; damaged++)
+        for (enum fate fate = GIVEN_UP; fate <= MISSING; fate++)
+            check_damaged(TINY_QWEN2, damaged, fate == MISSING ? HEADER : 3, fate);
+    check_damaged(TINY_GEMMA3, 2, 3, GIVEN_UP);
+    check_damaged(TINY_GEMMA3, 3, HEADER, MISSING);
 }
 
 /* A warm-up that is stopped while its context comes back: whoever comes next finds nothing amiss. */
@@ -126,7 +182,7 @@ static void test_stopped(void **state)
 {
     (void)state;
     struct rig *sound = rig_open((struct rig_opts){.arch = TINY_GEMMA3});
-    struct answer *want = second_turn(sound, 0, 0);
+    struct answer *want = second_turn(sound, 0, 0, SEEN);
     struct rig *rig = rig_open((struct rig_opts){.arch = TINY_GEMMA3});
     char *text = rig_text(5, 3 * SEGMENT + 100);
     struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1, .max = 4});
@@ -178,6 +234,7 @@ static void test_damaged_behind_pages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_damaged), cmocka_unit_test(test_damaged_windows),
-                                       cmocka_unit_test(test_stopped), cmocka_unit_test(test_damaged_behind_pages)};
+                                       cmocka_unit_test(test_given_up), cmocka_unit_test(test_stopped),
+                                       cmocka_unit_test(test_damaged_behind_pages)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -353,6 +353,15 @@ static char *path_of(uint32_t pack)
     return testing_path(dir, name);
 }
 
+static void header_hurt(const struct row *r)
+{
+    char *path = path_of(r->row.pack);
+    FILE *f = fopen(path, "r+b");
+    free(path);
+    assert_true(f && !fseek(f, (long)r->row.offset + 8, SEEK_SET) && fwrite("junk", 4, 1, f) == 1);
+    assert_int_equal(fclose(f), 0);
+}
+
 /* Two turns hold segments 1 to 3 and 1 to 4 of a chain, and none the fifth. The header of the second is damaged, and
  * the index is lost. */
 static int64_t gap_made(struct row rows[6])
@@ -372,48 +381,119 @@ static int64_t gap_made(struct row rows[6])
     }
     storage_close(st);
     st = NULL;
-    char *path = path_of(rows[2].row.pack);
-    FILE *f = fopen(path, "r+b");
-    free(path);
-    assert_true(f && !fseek(f, (long)rows[2].row.offset + 8, SEEK_SET) && fwrite("junk", 4, 1, f) == 1);
-    assert_int_equal(fclose(f), 0);
+    header_hurt(&rows[2]);
     forget_index();
     return whose;
 }
 
-static void behind_gap_gone(const struct row rows[6])
+static bool cut_out(const struct row *r)
 {
-    for (unsigned id = 2; id <= 5; id++) {
-        struct storage_found place = {.pack = rows[id].row.pack, .offset = rows[id].row.offset};
-        place.encoded_bytes = rows[id].row.bytes;
-        assert_false(row_of(LAST + 1 + id).there);
-        assert_true(testing_cut_out(st, &place));
+    struct storage_found place = {.pack = r->row.pack, .offset = r->row.offset};
+    place.encoded_bytes = r->row.bytes;
+    return testing_cut_out(st, &place);
+}
+
+/* What no turn holds is gone; the gap has a row of its own. */
+static void behind_gap(const struct row rows[6])
+{
+    for (unsigned id = 1; id <= 5; id++) {
+        struct row now = row_of(LAST + 1 + id);
+        assert_int_equal(now.there, id < 5);
+        assert_int_equal(cut_out(&rows[id]), id == 2 || id == 5);
+        if (id == 2)
+            assert_true(now.row.pack == STORAGE_PACK_NONE && now.row.end == 2 * TESTING_COUNT);
+        else if (now.there)
+            assert_int_equal(now.row.offset, rows[id].row.offset);
     }
 }
 
-/* Both turns hold what is before the gap. */
-static void gap_held(int64_t whose)
+/* Both turns hold what is before the gap, and each what it has behind it. */
+static void gap_held(int64_t whose, const struct row rows[6])
 {
-    assert_true(row_of(LAST + 2).there);
     assert_int_equal(testing_turn_delete(st, whose, "resp_b2"), 0);
-    assert_true(row_of(LAST + 2).there);
+    assert_false(row_of(LAST + 5).there);
+    for (unsigned id = 1; id <= 3; id++)
+        assert_true(row_of(LAST + 1 + id).there);
     assert_int_equal(testing_turn_delete(st, whose, "resp_b1"), 0);
-    assert_false(row_of(LAST + 2).there);
+    for (unsigned id = 1; id <= 4; id++) {
+        assert_false(row_of(LAST + 1 + id).there);
+        assert_true(cut_out(&rows[id]));
+    }
 }
 
-/* A record whose header is damaged, when the index is lost as well, cuts a chain in two. Turns hold what is before it,
- * which a deletion of the last one leaves to the others; what is behind it is found by nobody, and goes. */
-static void test_gap(void **state)
+/* A record whose header is damaged, when the index is lost as well, cuts a chain in two. The row that it gets keeps the
+ * chain together, until the segment is stored anew or the turns go; what no turn holds goes at once. */
+static void gap_check(bool closed)
 {
-    (void)state;
     struct row rows[6];
     int64_t whose = gap_made(rows);
     open_again();
     assert_int_equal(index_wait(st, 0), 0);
     jobs_sweep_wait(st);
     testing_cuts_wait(st);
-    behind_gap_gone(rows);
-    gap_held(whose);
+    behind_gap(rows);
+    verify();
+    if (closed) {
+        assert_int_equal(put_tokens(whose, 2), 0);
+        assert_int_equal(testing_commit(st, 0, LAST + 3), 0);
+        rows[2] = row_of(LAST + 3);
+        assert_true(rows[2].row.pack != STORAGE_PACK_NONE);
+        verify();
+    }
+    gap_held(whose, rows);
+    all_there(LAST, true);
+}
+
+static void test_gap(void **state)
+{
+    (void)state;
+    gap_check(false);
+}
+
+static void test_gap_closed(void **state)
+{
+    (void)state;
+    gap_check(true);
+}
+
+/* Of two gaps in a chain the row stands for all that is missing before what the turn holds, and is put right when that
+ * is stored anew, one after the other. What lies between them and is held by no turn goes. */
+static void test_gaps(void **state)
+{
+    (void)state;
+    go_on();
+    open_again();
+    jobs_sweep_wait(st);
+    int64_t whose = testing_owner(st, "b"), other = testing_conversation(st, whose, "conv_b");
+    int64_t turn = told(whose, other, 0, "resp_b1", 0, 4 * TESTING_COUNT + 1, 4);
+    turn = turn_new(whose, other, turn, "resp_b2", 4 * TESTING_COUNT + 1, 1);
+    struct row rows[5];
+    for (unsigned id = 1; id <= 4; id++)
+        rows[id] = row_of(LAST + 1 + id);
+    storage_close(st);
+    st = NULL;
+    header_hurt(&rows[1]);
+    header_hurt(&rows[3]);
+    forget_index();
+    open_again();
+    assert_int_equal(index_wait(st, 0), 0);
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    assert_false(row_of(LAST + 3).there);
+    assert_true(row_of(LAST + 5).there);
+    verify();
+    for (unsigned id = 1; id <= 3; id++) {
+        assert_int_equal(put_tokens(whose, id), 0);
+        assert_int_equal(testing_commit(st, turn, LAST + 1 + id), 0);
+        verify();
+    }
+    for (unsigned id = 1; id <= 4; id++) {
+        struct row now = row_of(LAST + 1 + id);
+        assert_true(now.there && now.row.pack != STORAGE_PACK_NONE);
+        assert_int_equal(now.row.end, rows[id].row.end);
+        assert_memory_equal(now.row.parent, rows[id].row.parent, STORAGE_KEY_BYTES);
+    }
+    assert_int_equal(testing_conversation_delete(st, whose, "conv_b"), 0);
     all_there(LAST, true);
 }
 
@@ -441,10 +521,10 @@ static int refuse(sqlite3 *db, const char *sql)
     return 0;
 }
 
-static int holds_refuse(struct storage_ledger *l, void *arg)
+static int gaps_refuse(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    return refuse(l->db, "CREATE TEMP TRIGGER refuse BEFORE INSERT ON holds WHEN refused(1) "
+    return refuse(l->kv, "CREATE TEMP TRIGGER refuse BEFORE INSERT ON segments WHEN refused(new.pack IS NULL) "
                          "BEGIN SELECT RAISE(ABORT, ''); END");
 }
 
@@ -480,19 +560,19 @@ static void wait_for_index(void)
 }
 
 /* What was not committed is done again. */
-static void test_holds_refused(void **state)
+static void test_gap_refused(void **state)
 {
     (void)state;
     struct row rows[6];
     int64_t whose = gap_made(rows);
-    open_refusing(holds_refuse, 0, 1);
+    open_refusing(gaps_refuse, 0, 1);
     go_on();
     wait_for_index();
     jobs_sweep_wait(st);
     testing_cuts_wait(st);
     assert_true(atomic_load(&asked) > 1);
-    behind_gap_gone(rows);
-    gap_held(whose);
+    behind_gap(rows);
+    gap_held(whose, rows);
     all_there(LAST, true);
 }
 
@@ -511,8 +591,8 @@ static void test_search_refused(void **state)
     }
     atomic_store(&refusals, 0);
     wait_for_deletion("conv_2");
-    behind_gap_gone(rows);
-    gap_held(whose);
+    behind_gap(rows);
+    gap_held(whose, rows);
     all_there(LAST, false);
 }
 
@@ -581,8 +661,8 @@ static void test_kill_before_search(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 94);
     open_again();
     wait_for_deletion("conv_2");
-    behind_gap_gone(rows);
-    gap_held(whose);
+    behind_gap(rows);
+    gap_held(whose, rows);
     all_there(LAST, false);
 }
 
@@ -655,7 +735,9 @@ int main(void)
         T(test_kill_meanwhile),
         T(test_stop_meanwhile),
         T(test_gap),
-        T(test_holds_refused),
+        T(test_gap_closed),
+        T(test_gaps),
+        T(test_gap_refused),
         T(test_held_again_later),
         T(test_search_refused),
         T(test_kill_before_search),
