@@ -390,49 +390,50 @@ static void test_kv_cannot_be_saved(void **state)
     rig_close(rig);
 }
 
-/* The disk takes nothing while the prompt is prefilled, until that has been noticed. */
-static void full_for_a_while(struct answer *a, const struct session_event *ev, void *arg)
+/* Packs take nothing while this is set. */
+static atomic_bool no_room;
+
+static ssize_t pack_write(void *ctx, int fd, const void *buf, size_t n, off_t at)
 {
-    int *stage = arg;
-    if (ev->kind == SESSION_EVENT_PROGRESS && *stage == 0) {
-        files_full(true);
-        *stage = 1;
-    } else if (ev->kind == SESSION_EVENT_DELTA && *stage == 1) {
-        struct storage_stats stats = {0};
-        for (int i = 0; i < 60000 && stats.save_failures == 0; i++) {
-            (void)usleep(1000);
-            storage_stats(a->rig->s->storage, &stats);
-        }
-        files_full(false);
-        *stage = stats.save_failures > 0 ? 2 : 3;
-    }
+    if (!atomic_load(&no_room))
+        return storage_io_system.pwrite(ctx, fd, buf, n, at);
+    errno = ENOSPC;
+    return -1;
 }
 
-/* A second turn of conv_a, of which segments cannot be written. Its events wait for its row in the ledger: where that
- * outlasts the whole prefill, nothing was left to fail, and it is tried again from the start. *rig is open then;
- * *before gets the first turn's input tokens. */
+/* Until that has been noticed, which it is: the prompt has whole segments, and they are put before the first token. */
+static void full_until_noticed(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)arg;
+    if (ev->kind != SESSION_EVENT_DELTA || !atomic_load(&no_room))
+        return;
+    struct storage_stats stats = {0};
+    for (int i = 0; i < 60000 && stats.save_failures == 0; i++) {
+        (void)usleep(1000);
+        storage_stats(a->rig->s->storage, &stats);
+    }
+    assert_true(stats.save_failures > 0);
+    atomic_store(&no_room, false);
+}
+
+/* A second turn of conv_a, of which segments cannot be written. *rig is open then; *before gets the first turn's input
+ * tokens. */
 static struct answer *ask_while_full(struct rig **rig, int step_tokens, int more_chars, int *before)
 {
-    for (int tries = 0; tries < 20; tries++) {
-        char *text = rig_text(1, 300), *more = rig_text(2, more_chars);
-        int stage = 0;
-        *rig = rig_open((struct rig_opts){.step_tokens = step_tokens});
-        assert_int_equal(rig_create(*rig, "ann", "conv_a", NULL), 0);
-        *before = rig_ask(*rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1})->input;
-        rig_saved(*rig);
-        struct answer *b = rig_ask(
-            *rig, (struct ask){
-                      .text = more, .conversation = "conv_a", .seed = 2, .hook = full_for_a_while, .hook_arg = &stage});
-        free(text);
-        free(more);
-        if (stage == 2) {
-            return b;
-        }
-        assert_int_equal(stage, 3);
-        rig_close(*rig);
-    }
-    fail_msg("the prefill never outlasted the acceptance");
-    return NULL;
+    char *text = rig_text(1, 300), *more = rig_text(2, more_chars);
+    *rig = rig_open((struct rig_opts){.step_tokens = step_tokens});
+    assert_int_equal(rig_create(*rig, "ann", "conv_a", NULL), 0);
+    *before = rig_ask(*rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1})->input;
+    rig_saved(*rig);
+    rig_ledger(*rig);
+    (*rig)->s->storage->io.pwrite = pack_write; /* nobody writes now */
+    atomic_store(&no_room, true);
+    struct answer *b =
+        rig_ask(*rig, (struct ask){.text = more, .conversation = "conv_a", .seed = 2, .hook = full_until_noticed});
+    assert_false(atomic_load(&no_room));
+    free(text);
+    free(more);
+    return b;
 }
 
 /* What could not be saved is saved by itself when that is possible again, and before its pages go. */
