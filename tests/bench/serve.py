@@ -100,8 +100,8 @@ class Convod:
             f.write("ann ann-secret-token-0001\nbob bob-secret-token-0002\n")
         data = os.path.join(folder, "data")
         os.mkdir(data, 0o700)
-        self.d = Daemon(data, o.model, ["--threads", str(THREADS), "--kv-bytes", str((kv_tokens or load.kv_tokens()) * KV_TOKEN_BYTES), "--max-running",
-                                        str(max(o.active, 8)), "--token-file", tokens, *args])
+        self.d = Daemon(data, o.model, ["--threads", str(THREADS), "--backend", o.backend, "--kv-bytes", str((kv_tokens or load.kv_tokens()) * KV_TOKEN_BYTES),
+                                        "--max-running", str(max(o.active, 8)), "--token-file", tokens, *args])
         self.address = f"{self.d.address}:{self.d.port}"
         self.load, self.ids = load, [None] * load.n
 
@@ -294,7 +294,7 @@ def outside(o, at_once):
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.join(folder, "data")
         os.mkdir(data, 0o700)
-        d = Daemon(data, o.model, ["--threads", str(THREADS), "--max-running", "8"])
+        d = Daemon(data, o.model, ["--threads", str(THREADS), "--backend", o.backend, "--max-running", "8"])
 
         def turn(i):
             body = {"input": words(r, r.randint(120, 160)) + " Tell a long story with all of these.", "max_output_tokens": r.randint(80, 120), "temperature": 0.7}
@@ -423,6 +423,7 @@ def main():
     p.add_argument("--turns", type=int, default=15, help="of a conversation, give or take three")
     p.add_argument("--active", type=int, default=THREADS + 1)
     p.add_argument("--model", default=QWEN)
+    p.add_argument("--backend", default="auto", help="convod's")
     p.add_argument("--json")
     p.add_argument("--svg")
     p.add_argument("--no-peer", action="store_true")
