@@ -462,35 +462,39 @@ int turns_before_gaps(struct storage_ledger *l, int64_t owner, int64_t conversat
 
 enum held { HELD_NOT_THERE, HELD_BEHIND_GAP, HELD_WHOLE };
 
-/* What becomes of a chain's end: whether it is there, and where chains may have gaps all before it; or negative. */
-static int held_how(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+/* What becomes of a chain's end: whether it is there, and where chains may have gaps all before it; or negative. *row
+ * gets the one right behind a gap. */
+static int held_how(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row)
 {
-    struct segment_row row;
-    uint8_t at[STORAGE_KEY_BYTES];
-    memcpy(at, key, sizeof at);
-    int rc = segment_get(l, at, &row);
+    struct segment_row before;
+    int rc = segment_get(l, key, row);
     if (rc <= 0)
         return rc < 0 ? rc : HELD_NOT_THERE;
-    while (rc == 1 && l->gaps && !pack_is_zero(row.parent, sizeof row.parent)) {
-        memcpy(at, row.parent, sizeof at);
-        rc = segment_get(l, at, &row);
+    while (l->gaps && !pack_is_zero(row->parent, sizeof row->parent)) {
+        rc = segment_get(l, row->parent, &before);
+        if (rc <= 0)
+            return rc < 0 ? rc : HELD_BEHIND_GAP;
+        *row = before;
     }
-    return rc < 0 ? rc : rc ? HELD_WHOLE : HELD_BEHIND_GAP;
+    return HELD_WHOLE;
 }
 
-/* What a turn holds is behind a gap: that gets a row, so that what is before it is held as well. */
+/* What a turn holds is behind a gap, and so is `behind`, right behind it: the gap gets a row, so that what is before it
+ * is held as well. */
 static int gap_close(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, struct extent of,
-                     const uint8_t held[STORAGE_KEY_BYTES])
+                     const struct segment_row *behind)
 {
-    struct segment_row row;
+    struct segment_row row = {0};
     uint8_t before[STORAGE_KEY_BYTES];
     int rc = find_again(l, id, owner, kv, of, before);
     bool none = pack_is_zero(before, sizeof before);
-    if (rc >= 0)
-        rc = none ? 0 : segment_get(l, before, &row);
-    if (rc >= 0)
-        rc = segment_link(l, held, before, rc ? row.end : 0);
-    return rc || none ? rc : segment_hold(l, id, before); /* it is no gap in this context */
+    if (rc >= 0 && !none)
+        rc = segment_get(l, before, &row);
+    if (rc < 0)
+        return rc;
+    if (row.end >= behind->first) /* it is no gap in this context */
+        return none ? 0 : segment_hold(l, id, before);
+    return segment_link(l, behind, before, row.end);
 }
 
 int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
@@ -509,11 +513,12 @@ int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
         bool read = !column_bytes(s, 1, key, sizeof key); /* a damaged row holds nothing */
         rc = column_text(s, 3, &kv);
         stmt_reset(s);
-        int how = !rc && read && !pack_is_zero(key, sizeof key) ? held_how(l, key) : HELD_WHOLE;
+        struct segment_row behind;
+        int how = !rc && read && !pack_is_zero(key, sizeof key) ? held_how(l, key, &behind) : HELD_WHOLE;
         if (!rc && how != HELD_WHOLE)
             rc = how < 0                 ? how
                  : how == HELD_NOT_THERE ? hold_again(l, *after, owner, kv, of)
-                                         : gap_close(l, *after, owner, kv, of, key);
+                                         : gap_close(l, *after, owner, kv, of, &behind);
         free(kv);
         rc = rc < 0 ? rc : 1;
     }

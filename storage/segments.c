@@ -67,6 +67,7 @@ int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     row->head_bytes = sqlite3_column_int(s, 8);
     row->id = sqlite3_column_int64(s, 9);
     row->space = sqlite3_column_int64(s, 10);
+    row->first = sqlite3_column_int64(s, 11);
     stmt_reset(s);
     return rc ? rc : 1;
 }
@@ -101,27 +102,13 @@ static int children_add(struct storage_ledger *l, const uint8_t parent[STORAGE_K
     return stmt_run(l, s, NULL);
 }
 
-int segment_link(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES],
-                 const uint8_t before[STORAGE_KEY_BYTES], int64_t end)
+int segment_link(struct storage_ledger *l, const struct segment_row *row, const uint8_t before[STORAGE_KEY_BYTES],
+                 int64_t end)
 {
-    struct segment_row row;
-    int64_t first = 0;
-    int changes, rc = segment_get(l, last, &row);
-    for (uint8_t at[STORAGE_KEY_BYTES]; rc == 1; rc = segment_get(l, at, &row)) {
-        if (pack_is_zero(row.parent, sizeof row.parent))
-            return 1;
-        first = row.id;
-        memcpy(at, row.parent, sizeof at);
-    }
-    if (rc < 0 || !first)
-        return rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_SEG_LOST, first, 0, end);
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_LOST, row->id, 0, end);
     (void)bind_key(s, 2, before);
-    rc = stmt_run(l, s, &changes);
-    if (rc || !changes)
-        return rc;
-    rc = children_add(l, before, 1);
-    return rc ? rc : 1;
+    int rc = stmt_run(l, s, NULL);
+    return rc ? rc : children_add(l, before, 1);
 }
 
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])

@@ -335,7 +335,7 @@ struct segment_row {
     uint32_t pack;
     uint64_t offset, bytes, used;
     int64_t owner, children;
-    int64_t end; /* first + count: the position behind it */
+    int64_t first, end; /* positions: its first one, and the one behind it */
     int head_bytes;
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
@@ -343,10 +343,10 @@ struct segment_row {
 int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row);
 /* 1 found, 0 not, negative. A forgotten one counts as not found. */
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
-/* The chain that ends with `last` is whole from now on: what is missing gets a row like that of one that was forgotten,
- * behind `before` (or at the root) from `end` on. 1: it is, or was; 0: it begins before that; negative. */
-int segment_link(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES],
-                 const uint8_t before[STORAGE_KEY_BYTES], int64_t end);
+/* What is missing before `row` gets a row like that of one that was forgotten, behind `before` (or at the root) from
+ * `end` on, which is before what `row` begins with. */
+int segment_link(struct storage_ledger *l, const struct segment_row *row, const uint8_t before[STORAGE_KEY_BYTES],
+                 int64_t end);
 /* encode.c: whether this producer made the record of a row, or the one that was forgotten. 1, 0, or negative. */
 int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer);
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */

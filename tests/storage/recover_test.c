@@ -61,16 +61,6 @@ static void remove_file(const char *file)
     free(path);
 }
 
-static void overwrite(const char *file, off_t at, const char *text)
-{
-    char *path = testing_path(dir, file);
-    int fd = open(path, O_RDWR);
-    free(path);
-    assert_true(fd >= 0);
-    assert_int_equal(pwrite(fd, text, strlen(text), at), strlen(text));
-    assert_int_equal(close(fd), 0);
-}
-
 static void test_index_missing(void **state)
 {
     (void)state;
@@ -91,7 +81,7 @@ static void test_index_damaged(void **state)
 {
     (void)state;
     storage_close(st);
-    overwrite("kv.db", 0, "this is not a database at all, it only says so");
+    testing_overwrite(dir, "kv.db", 0, "this is not a database at all, it only says so");
     reopen();
     all_there(3);
 }
@@ -106,7 +96,7 @@ static void test_index_damaged_inside(void **state)
     memset(junk, 'j', 4096);
     junk[4096] = '\0';
     for (off_t at = 4096; at < size; at += 4096)
-        overwrite("kv.db", at, junk);
+        testing_overwrite(dir, "kv.db", at, junk);
     reopen();
     all_there(3);
 }
@@ -252,8 +242,8 @@ static void test_torn_record(void **state)
         assert_int_equal(testing_commit(st, turn, 6), 0);
         assert_int_equal(testing_find(st, owner, 4, 5, &f), 0);
         char name[32];
-        (void)snprintf(name, sizeof name, "pack-%08u", f.pack);
-        overwrite(name, (off_t)(f.offset + f.encoded_bytes / 2), "torn");
+        testing_pack_name(name, f.pack);
+        testing_overwrite(dir, name, (off_t)(f.offset + f.encoded_bytes / 2), "torn");
         if (rebuild) {
             storage_close(st);
             remove_file("kv.db");
@@ -326,7 +316,7 @@ static struct storage_found replaced(bool torn)
     testing_cuts_wait(st);
     storage_close(st);
     char name[32];
-    (void)snprintf(name, sizeof name, "pack-%08u", f.pack);
+    testing_pack_name(name, f.pack);
     char *path = testing_path(dir, name);
     int fd = open(path, O_RDWR);
     free(path);
@@ -405,7 +395,7 @@ static void test_foreign_packs(void **state)
     copy("ledger.db", "pack-00000007");
     copy("ledger.db", "pack-7");
     copy("ledger.db", "pack-00000003x");
-    overwrite("pack-00000001", (off_t)f.offset + 8, "junk");
+    testing_overwrite(dir, "pack-00000001", (off_t)f.offset + 8, "junk");
     remove_file("kv.db");
     reopen();
     /* These turns have no tokens to find their context by: it is held by its end alone. */

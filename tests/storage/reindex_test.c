@@ -346,20 +346,11 @@ static struct row row_of(unsigned id)
     return r;
 }
 
-static char *path_of(uint32_t pack)
-{
-    char name[32];
-    (void)snprintf(name, sizeof name, "pack-%08u", pack);
-    return testing_path(dir, name);
-}
-
 static void header_hurt(const struct row *r)
 {
-    char *path = path_of(r->row.pack);
-    FILE *f = fopen(path, "r+b");
-    free(path);
-    assert_true(f && !fseek(f, (long)r->row.offset + 8, SEEK_SET) && fwrite("junk", 4, 1, f) == 1);
-    assert_int_equal(fclose(f), 0);
+    char name[32];
+    testing_pack_name(name, r->row.pack);
+    testing_overwrite(dir, name, (off_t)r->row.offset + 8, "junk");
 }
 
 /* Two turns hold segments 1 to 3 and 1 to 4 of a chain, and none the fifth. The header of the second is damaged, and

@@ -4,6 +4,7 @@
 #include "storage/codec_internal.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -85,6 +86,21 @@ static struct stat status(const char *dir, const char *file)
 off_t testing_size(const char *dir, const char *file)
 {
     return status(dir, file).st_size;
+}
+
+void testing_overwrite(const char *dir, const char *file, off_t at, const char *text)
+{
+    char *path = testing_path(dir, file);
+    int fd = open(path, O_RDWR);
+    free(path);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, text, strlen(text), at), strlen(text));
+    assert_int_equal(close(fd), 0);
+}
+
+void testing_pack_name(char name[32], uint32_t pack)
+{
+    (void)snprintf(name, 32, "pack-%08u", pack);
 }
 
 uint64_t testing_blocks(const char *dir, const char *file)

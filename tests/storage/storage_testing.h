@@ -39,6 +39,10 @@ char *testing_path(const char *dir, const char *file);
 off_t testing_size(const char *dir, const char *file);
 /* Whether a file is there and has this text. */
 bool testing_contains(const char *dir, const char *file, const char *text);
+/* Writes this over what is in a file, which must be there. */
+void testing_overwrite(const char *dir, const char *file, off_t at, const char *text);
+/* The file's name that a pack has. */
+void testing_pack_name(char name[32], uint32_t pack);
 /* Bytes the file takes on disk. */
 uint64_t testing_blocks(const char *dir, const char *file);
 

@@ -64,22 +64,13 @@ static int teardown(void **state)
     return 0;
 }
 
-static char *pack_path(unsigned id)
-{
-    char name[32];
-    (void)snprintf(name, sizeof name, "pack-%08u", places[id].pack);
-    return testing_path(dir, name);
-}
-
 enum { HEADER = 8, PAYLOAD = 1024 }; /* what of a record is damaged */
 
-static void damage(unsigned id, long at)
+static void damage(unsigned id, off_t at)
 {
-    char *path = pack_path(id);
-    FILE *f = fopen(path, "r+b");
-    free(path);
-    assert_true(f && !fseek(f, (long)places[id].offset + at, SEEK_SET) && fwrite("junk", 4, 1, f) == 1);
-    assert_int_equal(fclose(f), 0);
+    char name[32];
+    testing_pack_name(name, places[id].pack);
+    testing_overwrite(dir, name, (off_t)places[id].offset + at, "junk");
 }
 
 /* Rows are counted wrong: the index is to be made anew. */
@@ -208,7 +199,9 @@ static void test_gaps(void **state)
 static void test_pack_gone(void **state)
 {
     (void)state;
-    char *path = pack_path(1);
+    char name[32];
+    testing_pack_name(name, places[1].pack);
+    char *path = testing_path(dir, name);
     assert_int_equal(unlink(path), 0);
     free(path);
     repaired();
