@@ -120,12 +120,7 @@ static void test_texts_count(void **state)
     storage_close(st);
     assert_int_equal(storage_verify(&opts, false, note, NULL, &checked, err, sizeof err), 0);
     assert_int_equal(checked.wrong, 0);
-    sqlite3 *db = NULL;
-    char *path = sqlite3_mprintf("%s/ledger.db", dir);
-    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, "UPDATE turns SET bytes = bytes + 1", NULL, NULL, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
-    sqlite3_free(path);
+    testing_sql(dir, "ledger.db", "UPDATE turns SET bytes = bytes + 1");
     assert_int_equal(storage_verify(&opts, false, note, NULL, &checked, err, sizeof err), 0);
     assert_int_equal(checked.wrong, 1);
     testing_dir_remove(dir);

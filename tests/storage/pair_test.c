@@ -71,16 +71,6 @@ static void erase(const char *file)
     free(path);
 }
 
-static void sql(const char *where, const char *file, const char *text)
-{
-    sqlite3 *db;
-    char *path = testing_path(where, file);
-    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
-    free(path);
-}
-
 static void refused(const char *says)
 {
     char err[512] = "";
@@ -171,8 +161,8 @@ static void test_foreign(void **state)
 /* Databases and packs as versions without an id left them. */
 static void strip(const char *where)
 {
-    sql(where, "ledger.db", "DELETE FROM meta");
-    sql(where, "kv.db", "DELETE FROM meta");
+    testing_sql(where, "ledger.db", "DELETE FROM meta");
+    testing_sql(where, "kv.db", "DELETE FROM meta");
     char *path = testing_path(where, "pack-00000001");
     int fd = open(path, O_WRONLY);
     static const uint8_t zero[PAIR_BYTES];
@@ -187,7 +177,7 @@ static void test_older_version(void **state)
     strip(dir);
     strip(other);
     /* The other's is told by what it holds. */
-    sql(other, "ledger.db", "UPDATE holds SET key = randomblob(32)");
+    testing_sql(other, "ledger.db", "UPDATE holds SET key = randomblob(32)");
     move(dir, "ledger.db", dir, "kept");
     copy(other, "ledger.db", dir, "ledger.db");
     refused("is another directory's");
@@ -210,7 +200,7 @@ static void test_older_version_everything_deleted(void **state)
 {
     (void)state;
     /* A segment stayed behind that nothing held. */
-    sql(dir, "ledger.db", "PRAGMA foreign_keys = ON; DELETE FROM conversations");
+    testing_sql(dir, "ledger.db", "PRAGMA foreign_keys = ON; DELETE FROM conversations");
     strip(dir);
     storage_close(testing_open(dir));
 }
@@ -287,10 +277,12 @@ static void test_backups(void **state)
 static void test_intent_of_a_place_used_again(void **state)
 {
     (void)state;
-    sql(dir, "ledger.db", "INSERT INTO intents(key, pack, offset, bytes) VALUES(randomblob(32), 1, 4096, 4096)");
+    testing_sql(dir, "ledger.db",
+                "INSERT INTO intents(key, pack, offset, bytes) VALUES(randomblob(32), 1, 4096, 4096)");
     all_there(3);
     erase("kv.db");
-    sql(dir, "ledger.db", "INSERT INTO intents(key, pack, offset, bytes) VALUES(randomblob(32), 1, 4096, 4096)");
+    testing_sql(dir, "ledger.db",
+                "INSERT INTO intents(key, pack, offset, bytes) VALUES(randomblob(32), 1, 4096, 4096)");
     all_there(3);
 }
 

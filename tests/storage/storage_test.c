@@ -75,26 +75,16 @@ static void test_modes(void **state)
     testing_dir_remove(sub);
 }
 
-static void sql(const char *file, const char *text)
-{
-    sqlite3 *db;
-    char *path = testing_path(dir, file);
-    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
-    free(path);
-}
-
 static void test_newer_version(void **state)
 {
     (void)state;
     storage_close(testing_open(dir));
-    sql("ledger.db", "PRAGMA user_version = 99");
+    testing_sql(dir, "ledger.db", "PRAGMA user_version = 99");
     refused(dir, -EPROTO, "newer version");
     char back[64];
     (void)snprintf(back, sizeof back, "PRAGMA user_version = %d", schema_ledger.n_steps);
-    sql("ledger.db", back);
-    sql("kv.db", "PRAGMA user_version = 99");
+    testing_sql(dir, "ledger.db", back);
+    testing_sql(dir, "kv.db", "PRAGMA user_version = 99");
     refused(dir, -EPROTO, "newer version");
 }
 
@@ -110,7 +100,7 @@ static void test_damaged_ledger(void **state)
     refused(dir, -EBADMSG, "ledger.db");
     /* Another program's database is not taken over. */
     assert_int_equal(unlink(path), 0);
-    sql("ledger.db", "CREATE TABLE t(x)");
+    testing_sql(dir, "ledger.db", "CREATE TABLE t(x)");
     refused(dir, -EBADMSG, "ledger.db");
     free(path);
 }

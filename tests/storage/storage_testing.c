@@ -98,6 +98,31 @@ void testing_overwrite(const char *dir, const char *file, off_t at, const char *
     assert_int_equal(close(fd), 0);
 }
 
+void testing_sql(const char *dir, const char *file, const char *text)
+{
+    sqlite3 *db;
+    char *path = testing_path(dir, file);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    free(path);
+    assert_int_equal(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+}
+
+static void print_line(void *arg, const char *text)
+{
+    (void)arg;
+    (void)fprintf(stderr, "%s\n", text);
+}
+
+uint64_t testing_verify(const char *dir, bool repair)
+{
+    struct storage_checked n;
+    char err[256];
+    const struct storage_opts opts = {.dir = dir, .disk_bytes = (uint64_t)1 << 30};
+    assert_int_equal(storage_verify(&opts, repair, print_line, NULL, &n, err, sizeof err), 0);
+    return n.wrong;
+}
+
 void testing_pack_name(char name[32], uint32_t pack)
 {
     (void)snprintf(name, 32, "pack-%08u", pack);

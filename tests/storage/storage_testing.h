@@ -41,6 +41,10 @@ off_t testing_size(const char *dir, const char *file);
 bool testing_contains(const char *dir, const char *file, const char *text);
 /* Writes this over what is in a file, which must be there. */
 void testing_overwrite(const char *dir, const char *file, off_t at, const char *text);
+/* Does this to a database that nobody has open. */
+void testing_sql(const char *dir, const char *file, const char *text);
+/* How much storage_verify() finds wrong in a directory that nobody has open, and says. */
+uint64_t testing_verify(const char *dir, bool repair);
 /* The file's name that a pack has. */
 void testing_pack_name(char name[32], uint32_t pack);
 /* Bytes the file takes on disk. */

@@ -76,35 +76,14 @@ static void damage(unsigned id, off_t at)
 /* Rows are counted wrong: the index is to be made anew. */
 static void index_hurt(void)
 {
-    sqlite3 *db;
-    char *path = testing_path(dir, "kv.db");
-    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    free(path);
-    assert_int_equal(sqlite3_exec(db, "UPDATE segments SET children = children + 3 WHERE id % 2", NULL, NULL, NULL),
-                     SQLITE_OK);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
-}
-
-static void report(void *arg, const char *text)
-{
-    if (arg) /* it is killed then */
-        _exit(94);
-    (void)fprintf(stderr, "%s\n", text);
-}
-
-static uint64_t check(bool repair)
-{
-    struct storage_checked n;
-    char err[256];
-    assert_int_equal(storage_verify(&(struct storage_opts){.dir = dir}, repair, report, NULL, &n, err, sizeof err), 0);
-    return n.wrong;
+    testing_sql(dir, "kv.db", "UPDATE segments SET children = children + 3 WHERE id % 2");
 }
 
 static void repaired(void)
 {
-    assert_true(check(true) > 0);
-    assert_int_equal(check(true), 0);
-    assert_int_equal(check(false), 0);
+    assert_true(testing_verify(dir, true) > 0);
+    assert_int_equal(testing_verify(dir, true), 0);
+    assert_int_equal(testing_verify(dir, false), 0);
     st = testing_open(dir);
 }
 
@@ -163,7 +142,7 @@ static void test_damaged(void **state)
         ONLY(1, 2, 3, 4, 14, 15, 16);
         storage_close(st);
         st = NULL;
-        assert_int_equal(check(false), 0);
+        assert_int_equal(testing_verify(dir, false), 0);
         if (!hurt) {
             (void)teardown(state);
             (void)setup(state);
@@ -210,7 +189,14 @@ static void test_pack_gone(void **state)
 }
 
 /* Killed when it has found the first damaged record, or while it makes the index anew, and begun again. */
-static void stop_it(void *arg, int priority, const char *text)
+static void stop_found(void *arg, const char *text)
+{
+    (void)text;
+    if (arg)
+        _exit(94);
+}
+
+static void stop_anew(void *arg, int priority, const char *text)
 {
     (void)arg, (void)priority;
     if (strstr(text, "made anew"))
@@ -229,7 +215,7 @@ static void test_killed(void **state)
         if (child == 0) {
             struct storage_checked n;
             char err[256];
-            (void)storage_verify(&(struct storage_opts){.dir = dir, .log = i ? stop_it : NULL}, true, report,
+            (void)storage_verify(&(struct storage_opts){.dir = dir, .log = i ? stop_anew : NULL}, true, stop_found,
                                  i ? NULL : dir, &n, err, sizeof err);
             _exit(95);
         }
