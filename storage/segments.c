@@ -160,6 +160,21 @@ static int row_new(struct storage_ledger *l, const struct pack_record *r, const 
     return rc ? rc : children_add(l, r->parent, 1);
 }
 
+/* Without memory for it, it goes at once. */
+static int supersede(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    if (l->n_superseded == l->cap_superseded) {
+        size_t cap = l->cap_superseded ? l->cap_superseded * 2 : 64;
+        uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(l->superseded, cap * sizeof *grown);
+        if (!grown)
+            return segment_release(l, key);
+        l->superseded = grown;
+        l->cap_superseded = cap;
+    }
+    memcpy(l->superseded[l->n_superseded++], key, STORAGE_KEY_BYTES);
+    return 0;
+}
+
 /* One that was forgotten is there again. Its row may have stood for others before it, too, that are missing. */
 static int row_revive(struct storage_ledger *l, const struct segment_row *row, const struct pack_record *r,
                       const struct place_of *at, int64_t producer, const struct space *space, const struct coded *code)
@@ -173,6 +188,8 @@ static int row_revive(struct storage_ledger *l, const struct segment_row *row, c
         rc = children_add(l, row->parent, -1);
         if (!rc)
             rc = children_add(l, r->parent, 1);
+        if (!rc && !pack_is_zero(row->parent, sizeof row->parent)) /* nothing may be behind it any more */
+            rc = supersede(l, row->parent);
     }
     return rc ? rc : head_set(l, row->id, space, r->parent, code);
 }
@@ -377,21 +394,6 @@ int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_
     rc = column_bytes(s, 0, key, STORAGE_KEY_BYTES);
     stmt_reset(s);
     return rc ? rc : 1;
-}
-
-/* Without memory for it, it goes at once. */
-static int supersede(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
-{
-    if (l->n_superseded == l->cap_superseded) {
-        size_t cap = l->cap_superseded ? l->cap_superseded * 2 : 64;
-        uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(l->superseded, cap * sizeof *grown);
-        if (!grown)
-            return segment_release(l, key);
-        l->superseded = grown;
-        l->cap_superseded = cap;
-    }
-    memcpy(l->superseded[l->n_superseded++], key, STORAGE_KEY_BYTES);
-    return 0;
 }
 
 int segment_let_go(struct storage_ledger *l)

@@ -7,8 +7,9 @@
  *   jobs.c      the ledger thread: group commit
  *   reindex.c   the index made anew from the packs
  *   erase.c     what follows a commit: records are cut out, deletions end
- *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c, nearest.c, labels.c   rows of ledger.db
- *               and kv.db
+ *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c   rows of ledger.db
+ *   holds.c     what of the one the other holds
+ *   segments.c, nearest.c, labels.c   rows of kv.db
  *   titles.c    titles in memory, to be searched
  *   room.c      a full disk: the ledger's room comes first
  *   limits.c    what owners may have, and what they have
@@ -269,13 +270,13 @@ int64_t ledger_clock_ms(const struct storage_ledger *l);
 /* At open. */
 int ledger_clock_start(struct storage_ledger *l);
 
-/* ledger_turns.c, at open: what was RUNNING has FAILED with reason "interrupted"; what was being saved was saved or was
- * not, which with an index that is not whole is told at its end, up to the last of those turns. */
+/* ledger_turns.c, and holds.c: at open, what was RUNNING has FAILED with reason "interrupted"; what was being saved was
+ * saved or was not, which with an index that is not whole is told at its end, up to the last of those turns. */
 int turns_interrupted(struct storage_ledger *l, int64_t now_ms);
 int turns_pending_over(struct storage_ledger *l, int64_t last);
-/* In the background, after a start: of the next n turns behind *after (INT64_MAX: there are no more), or of fewer where
- * they take long, those that hold something which is not in the index, or is behind a gap, hold what there is of their
- * context. */
+/* holds.c, in the background, after a start: of the next n turns behind *after (INT64_MAX: there are no more), or of
+ * fewer where they take long, those that hold something which is not in the index, or is behind a gap, hold what there
+ * is of their context. */
 int turns_hold_again(struct storage_ledger *l, int64_t *after, int n);
 
 /* ledger_items.c */
@@ -289,9 +290,12 @@ struct key_list {
     size_t n, cap;
 };
 int keys_add(struct key_list *keys, const uint8_t key[STORAGE_KEY_BYTES]); /* 0 or -ENOMEM */
-/* ledger_turns.c: where chains may have gaps, that what is before one is found by its tokens: adds the last segments
+/* holds.c: where chains may have gaps, that what is before one is found by its tokens: adds the last segments
  * from the beginning of each context of a conversation on. */
 int turns_before_gaps(struct storage_ledger *l, int64_t owner, int64_t conversation, struct key_list *keys);
+/* The same of one turn's: the last one's key, or zeros. 1: it reaches to the context's end; 0: it does not; negative.
+ */
+int turn_before_gaps(struct storage_ledger *l, const struct storage_turn *t, uint8_t key[STORAGE_KEY_BYTES]);
 
 /* ---- labels (labels.c); ledger thread only but for coding ---------------------------------------------------------
  */

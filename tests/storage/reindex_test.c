@@ -149,6 +149,12 @@ static void wait_for_deletion(const char *public_id)
         (void)usleep(1000);
 }
 
+static void other_cut_out(void)
+{
+    for (unsigned id = OTHER; id < AFTER; id++)
+        assert_true(testing_cut_out(st, &places[id]));
+}
+
 static void all_there(unsigned last, bool other)
 {
     struct storage_found f;
@@ -172,22 +178,11 @@ static void all_there(unsigned last, bool other)
     assert_int_equal(atomic_load(&st->disk_dead), 0);
 }
 
-static void report(void *arg, const char *text)
-{
-    (void)arg;
-    (void)fprintf(stderr, "%s\n", text);
-}
-
 static void verify(void)
 {
-    struct storage_checked n;
-    char err[256];
     storage_close(st);
     st = NULL;
-    assert_int_equal(storage_verify(&(struct storage_opts){.dir = dir, .disk_bytes = (uint64_t)1 << 30}, false, report,
-                                    NULL, &n, err, sizeof err),
-                     0);
-    assert_int_equal(n.wrong, 0);
+    assert_int_equal(testing_verify(dir, false), 0);
     open_again();
 }
 
@@ -233,8 +228,7 @@ static void test_deletion_meanwhile(void **state)
     go_on();
     wait_for_deletion("conv_2");
     wait_for_deletion("resp_3");
-    for (unsigned id = OTHER; id < AFTER; id++)
-        assert_true(testing_cut_out(st, &places[id]));
+    other_cut_out();
     for (unsigned id = ENDS + 1; id <= LAST; id++)
         assert_true(testing_cut_out(st, &places[id]));
     jobs_sweep_wait(st);
@@ -267,8 +261,7 @@ static void test_kill_meanwhile(void **state)
     assert_int_equal(testing_deleting(st, owner, "conv_2"), 1);
     go_on();
     wait_for_deletion("conv_2");
-    for (unsigned id = OTHER; id < AFTER; id++)
-        assert_true(testing_cut_out(st, &places[id]));
+    other_cut_out();
     jobs_sweep_wait(st);
     all_there(LAST, false);
     verify();
@@ -293,23 +286,29 @@ static void test_stop_meanwhile(void **state)
 
 /* ---- chains with gaps -------------------------------------------------------------------------------------------- */
 
-/* Segment `id` of another owner's chain, which is found by its tokens; its key is that of LAST + 1 + id. */
-static int put_tokens(int64_t whose, unsigned id)
+/* `count` tokens from where segment `id` of another owner's chain begins, which are found by them, with this key. */
+static int put_head(int64_t whose, unsigned id, uint32_t count, unsigned key)
 {
     uint32_t label[TESTING_COUNT], first = (id - 1) * TESTING_COUNT;
-    struct storage_segment s = {.owner = whose, .first = first, .count = TESTING_COUNT, .producer = "test-1"};
-    size_t n = codec_payload_bytes(&testing_layout, TESTING_COUNT);
+    struct storage_segment s = {.owner = whose, .first = first, .count = count, .producer = "test-1"};
+    size_t n = codec_payload_bytes(&testing_layout, count);
     uint16_t *payload = malloc(n);
     assert_non_null(payload);
     testing_fill_kv(payload, n / 2, STORAGE_BF16, id);
-    tokens_of(label, first, TESTING_COUNT);
-    testing_key(s.key, LAST + 1 + id);
+    tokens_of(label, first, count);
+    testing_key(s.key, key);
     if (id > 1)
         testing_key(s.parent, LAST + id);
     memcpy(s.fingerprint, testing_fingerprint, sizeof s.fingerprint);
     s.label = label;
-    s.label_bytes = sizeof label;
+    s.label_bytes = count * UNIT;
     return storage_segment_put(st, &s, &testing_layout, payload);
+}
+
+/* The whole of it; its key is that of LAST + 1 + id. */
+static int put_tokens(int64_t whose, unsigned id)
+{
+    return put_head(whose, id, TESTING_COUNT, LAST + 1 + id);
 }
 
 /* A turn that adds `n` tokens to `first`, and holds the segments up to `last`. */
@@ -346,11 +345,28 @@ static struct row row_of(unsigned id)
     return r;
 }
 
+static void rows_made(struct row *rows, unsigned last)
+{
+    for (unsigned id = 1; id <= last; id++) {
+        rows[id] = row_of(LAST + 1 + id);
+        assert_true(rows[id].there);
+    }
+}
+
 static void header_hurt(const struct row *r)
 {
     char name[32];
     testing_pack_name(name, r->row.pack);
     testing_overwrite(dir, name, (off_t)r->row.offset + 8, "junk");
+}
+
+/* The index is whole again, and what nothing holds is gone. */
+static void open_made_anew(void)
+{
+    open_again();
+    assert_int_equal(index_wait(st, 0), 0);
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
 }
 
 /* Two turns hold segments 1 to 3 and 1 to 4 of a chain, and none the fifth. The header of the second is damaged, and
@@ -366,10 +382,7 @@ static int64_t gap_made(struct row rows[6])
     int64_t turn = told(whose, other, parent, "resp_b2", end, TESTING_COUNT, 4);
     assert_int_equal(put_tokens(whose, 5), 0);
     assert_int_equal(testing_commit(st, turn, LAST + 5), 0);
-    for (unsigned id = 1; id <= 5; id++) {
-        rows[id] = row_of(LAST + 1 + id);
-        assert_true(rows[id].there);
-    }
+    rows_made(rows, 5);
     storage_close(st);
     st = NULL;
     header_hurt(&rows[2]);
@@ -382,6 +395,14 @@ static bool cut_out(const struct row *r)
     struct storage_found place = {.pack = r->row.pack, .offset = r->row.offset};
     place.encoded_bytes = r->row.bytes;
     return testing_cut_out(st, &place);
+}
+
+static void gone(const struct row *rows, unsigned last)
+{
+    for (unsigned id = 1; id <= last; id++) {
+        assert_false(row_of(LAST + 1 + id).there);
+        assert_true(cut_out(&rows[id]));
+    }
 }
 
 /* What no turn holds is gone; the gap has a row of its own. */
@@ -406,22 +427,17 @@ static void gap_held(int64_t whose, const struct row rows[6])
     for (unsigned id = 1; id <= 3; id++)
         assert_true(row_of(LAST + 1 + id).there);
     assert_int_equal(testing_turn_delete(st, whose, "resp_b1"), 0);
-    for (unsigned id = 1; id <= 4; id++) {
-        assert_false(row_of(LAST + 1 + id).there);
-        assert_true(cut_out(&rows[id]));
-    }
+    gone(rows, 4);
 }
 
 /* A record whose header is damaged, when the index is lost as well, cuts a chain in two. The row that it gets keeps the
  * chain together, until the segment is stored anew or the turns go; what no turn holds goes at once. */
-static void gap_check(bool closed)
+static void test_gap(void **state)
 {
+    const bool closed = *state;
     struct row rows[6];
     int64_t whose = gap_made(rows);
-    open_again();
-    assert_int_equal(index_wait(st, 0), 0);
-    jobs_sweep_wait(st);
-    testing_cuts_wait(st);
+    open_made_anew();
     behind_gap(rows);
     verify();
     if (closed) {
@@ -435,16 +451,51 @@ static void gap_check(bool closed)
     all_there(LAST, true);
 }
 
-static void test_gap(void **state)
+/* Another turn's tail begins as the segment that is missing does: the gap is not behind it, and it goes with its turn.
+ */
+static void test_gap_and_tail(void **state)
 {
-    (void)state;
-    gap_check(false);
+    const unsigned missing = *state ? 1 : 2;
+    const uint32_t tail = 10, begin = (missing - 1) * TESTING_COUNT;
+    struct row rows[6];
+    go_on();
+    open_again();
+    jobs_sweep_wait(st);
+    int64_t whose = testing_owner(st, "b"), other = testing_conversation(st, whose, "conv_b");
+    (void)told(whose, other, 0, "resp_b1", 0, 3 * TESTING_COUNT + 1, 3);
+    int64_t turn = turn_new(whose, testing_conversation(st, whose, "conv_c"), 0, "resp_c", 0, begin + tail + 1);
+    assert_int_equal(put_head(whose, missing, tail, LAST + 5), 0);
+    assert_int_equal(testing_commit(st, turn, LAST + 5), 0);
+    rows_made(rows, 4);
+    storage_close(st);
+    st = NULL;
+    header_hurt(&rows[missing]);
+    forget_index();
+    open_made_anew();
+    struct row gap = row_of(LAST + 1 + missing);
+    assert_true(gap.there && gap.row.pack == STORAGE_PACK_NONE && gap.row.first == begin);
+    assert_int_equal(row_of(LAST + 5).row.children, 0);
+    verify();
+    assert_int_equal(testing_conversation_delete(st, whose, "conv_c"), 0);
+    assert_false(row_of(LAST + 5).there);
+    assert_true(cut_out(&rows[4]));
+    assert_int_equal(testing_conversation_delete(st, whose, "conv_b"), 0);
+    gone(rows, 3);
+    all_there(LAST, true);
 }
 
-static void test_gap_closed(void **state)
+/* A turn whose tokens cannot be read holds what it holds, and does not keep the index from ending. */
+static void test_gap_without_tokens(void **state)
 {
     (void)state;
-    gap_check(true);
+    struct row rows[6];
+    int64_t whose = gap_made(rows);
+    testing_sql(dir, "ledger.db", "DELETE FROM tokens WHERE turn = (SELECT id FROM turns WHERE public_id = 'resp_b1')");
+    open_again();
+    assert_int_equal(index_wait(st, 0), 0);
+    jobs_sweep_wait(st);
+    assert_int_equal(testing_conversation_delete(st, whose, "conv_b"), 0);
+    gone(rows, 5);
 }
 
 /* Of two gaps in a chain the row stands for all that is missing before what the turn holds, and is put right when that
@@ -459,17 +510,13 @@ static void test_gaps(void **state)
     int64_t turn = told(whose, other, 0, "resp_b1", 0, 4 * TESTING_COUNT + 1, 4);
     turn = turn_new(whose, other, turn, "resp_b2", 4 * TESTING_COUNT + 1, 1);
     struct row rows[5];
-    for (unsigned id = 1; id <= 4; id++)
-        rows[id] = row_of(LAST + 1 + id);
+    rows_made(rows, 4);
     storage_close(st);
     st = NULL;
     header_hurt(&rows[1]);
     header_hurt(&rows[3]);
     forget_index();
-    open_again();
-    assert_int_equal(index_wait(st, 0), 0);
-    jobs_sweep_wait(st);
-    testing_cuts_wait(st);
+    open_made_anew();
     assert_false(row_of(LAST + 3).there);
     assert_true(row_of(LAST + 5).there);
     verify();
@@ -716,7 +763,12 @@ static void test_misnamed(void **state)
     verify();
 }
 
+/* The same test with a state: of test_gap the segment is stored anew, of test_gap_and_tail the first one is missing. */
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define ANOTHER(test)                                                                                                  \
+    {                                                                                                                  \
+#test ", another", test, setup, teardown, &st                                                                  \
+    }
 
 int main(void)
 {
@@ -726,7 +778,10 @@ int main(void)
         T(test_kill_meanwhile),
         T(test_stop_meanwhile),
         T(test_gap),
-        T(test_gap_closed),
+        ANOTHER(test_gap),
+        T(test_gap_and_tail),
+        ANOTHER(test_gap_and_tail),
+        T(test_gap_without_tokens),
         T(test_gaps),
         T(test_gap_refused),
         T(test_held_again_later),
