@@ -764,11 +764,8 @@ static void test_misnamed(void **state)
 }
 
 /* The same test with a state: of test_gap the segment is stored anew, of test_gap_and_tail the first one is missing. */
-#define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-#define ANOTHER(test)                                                                                                  \
-    {                                                                                                                  \
-#test ", another", test, setup, teardown, &st                                                                  \
-    }
+#define T(test)       cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define ANOTHER(test) cmocka_unit_test_prestate_setup_teardown(test, setup, teardown, &st)
 
 int main(void)
 {
